@@ -1,0 +1,36 @@
+"""kqljax: Kernelized Q-Learning (Liu and Su) in JAX."""
+
+from kqljax.checks import NormalisationWarning
+from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
+from kqljax.kql import (
+    KQLConfig,
+    KQLInfo,
+    KQLState,
+    Transition,
+    kql_act,
+    kql_grow,
+    kql_init,
+    kql_predict,
+    kql_step,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RBF",
+    "KQLConfig",
+    "KQLInfo",
+    "KQLState",
+    "Kernel",
+    "Linear",
+    "Matern32",
+    "Matern52",
+    "NormalisationWarning",
+    "Pair",
+    "Transition",
+    "kql_act",
+    "kql_grow",
+    "kql_init",
+    "kql_predict",
+    "kql_step",
+]

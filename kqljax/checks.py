@@ -1,0 +1,202 @@
+"""Errors that help: every value that crosses into the library is looked at here.
+
+Three tiers. Shapes, dtypes and static sizes are always checked, also while tracing. Values are checked outside jit.
+Inside jit a bad value becomes a flag in `KQLInfo`.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kqljax.errors import describe, first_bad, is_known
+from kqljax.kernels import Kernel, Pair
+
+if TYPE_CHECKING:
+    from kqljax.kql import KQLConfig, KQLState, Transition
+
+Array = jax.Array
+
+
+class NormalisationWarning(UserWarning):
+    """The kernel or a number lies outside what the paper's theorem assumes; the algorithm runs all the same."""
+
+
+def whole_number(name: str, value: Any, least: int, remedy: str) -> int:
+    """`value` as an int of at least `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {describe(value)}. {remedy}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}. {remedy}")
+    return number
+
+
+def check_static(cfg: KQLConfig) -> None:
+    """Sizes and choices of a config; they are known even while tracing."""
+    from kqljax.kql import TIE_BREAKS
+
+    if not isinstance(cfg.kernel, Kernel):
+        raise ValueError(
+            f"kernel must be a kqljax kernel, got {describe(cfg.kernel)}. "
+            "Use RBF(eta=0.02), Linear(), Matern32(), Matern52(), or a subclass of kqljax.Kernel."
+        )
+    whole_number("num_actions", cfg.num_actions, 1, "It is the number of discrete actions.")
+    whole_number("horizon", cfg.horizon, 1, "It is T, the number of transitions the state can hold.")
+    whole_number("backups", cfg.backups, 1, "The paper makes 1 Bellman backup a step.")
+    if cfg.tie_break not in TIE_BREAKS:
+        raise ValueError(f"tie_break must be one of {', '.join(map(repr, TIE_BREAKS))}, got {describe(cfg.tie_break)}.")
+
+
+def check_config(cfg: KQLConfig, obs_dim: int | None = None) -> None:
+    """Values of a config; call outside jit. A config with batched leaves is checked entry by entry."""
+    check_static(cfg)
+    if not is_known(cfg):
+        raise ValueError("KQLConfig.validate() looks at values: call it outside jax.jit and jax.vmap.")
+    gamma, lam, beta, end = (
+        _real(name, getattr(cfg, name)) for name in ("gamma", "lam", "beta", "terminal_value")
+    )
+    _require("gamma", gamma, (gamma >= 0) & (gamma < 1), "in [0, 1)", "The paper uses 0.95.")
+    _require("lam", lam, np.isfinite(lam) & (lam > 0), "above 0", "The paper uses 1 / (10 * horizon).")
+    _require("beta", beta, np.isfinite(beta) & (beta >= 0), "at least 0", "The paper uses sqrt(lam) / (1 - gamma).")
+    tolerance = 1e-5
+    _require(
+        "terminal_value", end, (end >= 0) & (end * (1 - gamma) <= 1 + tolerance), "in [0, 1 / (1 - gamma)]",
+        "It is the discounted sum of normalised rewards after the end.",
+    )  # fmt: skip
+    cap = 2 * np.sqrt(cfg.horizon + lam) / (1 - gamma)
+    if np.any(beta > cap):
+        warnings.warn(
+            f"beta = {first_bad(beta, beta <= cap)} is above 2 sqrt(T + lam) / (1 - gamma), the range of Algorithm 1; "
+            "the regret bound does not cover it.",
+            NormalisationWarning,
+            stacklevel=3,
+        )
+    if obs_dim is not None:
+        _check_normalisation(cfg, obs_dim)
+
+
+def _real(name: str, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"{name} must be a real number, got {describe(value)}.")
+    return array.astype(np.float64)
+
+
+def _require(name: str, value: np.ndarray, good: Any, range_: str, remedy: str) -> None:
+    if not np.all(good):
+        raise ValueError(f"{name} must be {range_}, got {first_bad(value, good)}. {remedy}")
+
+
+def _check_normalisation(cfg: KQLConfig, obs_dim: int) -> None:
+    if any(np.ndim(leaf) for leaf in jax.tree.leaves(cfg.kernel)):
+        return  # a batch of kernels: each is a config of its own
+    # k(x, x) at the centre, at corners and inside of the box [-1, 1]^l.
+    points = np.random.default_rng(0).uniform(-1, 1, (64, obs_dim))
+    points[0], points[1], points[2:16] = 0.0, 1.0, np.sign(points[2:16])
+    norms = [
+        float(jnp.sqrt(cfg.kernel.evaluate(pair, pair)))
+        for point in points
+        for pair in [Pair(jnp.asarray(point), jnp.eye(cfg.num_actions)[0])]
+    ]
+    low, high, slack = min(norms), max(norms), 1e-6
+    if low < 0.5 - slack or high > 1 + slack:
+        warnings.warn(
+            f"the kernel's norm ||K_x|| = sqrt(k(x, x)) runs from {low:.3g} to {high:.3g} on [-1, 1]^{obs_dim}; the paper "
+            f"assumes [1/2, 1]. Scale it, for example {1 / high**2:.3g} * kernel, to keep the theorem's constants.",
+            NormalisationWarning,
+            stacklevel=4,
+        )
+
+
+def check_init(cfg: KQLConfig, obs_dim: Any, dtype: Any, capacity: Any) -> np.dtype:
+    """Arguments of kql_init; returns the dtype of the state."""
+    check_static(cfg)
+    whole_number("obs_dim", obs_dim, 1, "It is l, the length of an observation.")
+    if capacity is not None:
+        whole_number("capacity", capacity, 1, "Leave it out for the config's horizon.")
+    if is_known(cfg):
+        check_config(cfg)
+    return check_dtype(cfg, dtype)
+
+
+def check_dtype(cfg: KQLConfig, dtype: Any) -> np.dtype:
+    """The state's dtype: float32 or float64, the latter only where jax has it."""
+    x64 = bool(jax.config.jax_enable_x64)
+    wanted = np.dtype(dtype) if dtype is not None else np.dtype("float64" if x64 else "float32")
+    if wanted not in (np.dtype("float32"), np.dtype("float64")):
+        raise ValueError(f"dtype must be float32 or float64, got {wanted}.")
+    if wanted == np.dtype("float64") and not x64:
+        raise ValueError(f"dtype float64 is switched off in jax. {X64_REMEDY}")
+    return wanted
+
+
+X64_REMEDY = (
+    "Set the environment variable JAX_ENABLE_X64=1, call jax.config.update('jax_enable_x64', True) at the start of "
+    "your program, or run inside `with jax.enable_x64(True):`."
+)
+
+
+def check_obs(state: KQLState, obs: Any, name: str = "obs") -> Array:
+    """An observation `[l]` that fits the state."""
+    expected = state.table.obs.shape[-1]
+    shape = np.shape(obs)
+    if shape != (expected,):
+        hint = " Use jax.vmap for a batch of observations." if len(shape) > 1 else ""
+        raise ValueError(f"{name} must have shape ({expected},), got {describe(obs)}.{hint}")
+    kind = jnp.result_type(obs)
+    if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
+        raise ValueError(f"{name} must be real numbers, got {describe(obs)}.")
+    if is_known(obs) and not np.all(np.isfinite(np.asarray(obs))):
+        raise ValueError(f"{name} must be finite, got {first_bad(obs, np.isfinite(np.asarray(obs)))}.")
+    return jnp.asarray(obs, state.table.obs.dtype)
+
+
+def check_key(key: Any) -> None:
+    if key is None:
+        raise ValueError("tie_break='random' draws an action: give kql_act a key, or use tie_break='first'.")
+
+
+def check_transition(cfg: KQLConfig, state: KQLState, transition: Transition) -> None:
+    """Shapes and dtypes always, values outside jit."""
+    if state.q_tilde.shape[-1] != cfg.num_actions:
+        raise ValueError(
+            f"the state was made for {state.q_tilde.shape[-1]} actions, the config has num_actions={cfg.num_actions}. "
+            "Make the state with kql_init and this config."
+        )
+    for name in ("obs", "next_obs"):
+        check_obs(state, getattr(transition, name), f"transition.{name}")
+    kinds = {"action": jnp.integer, "reward": jnp.number, "terminated": jnp.bool_}
+    words = {"action": "an integer", "reward": "a real number", "terminated": "a bool"}
+    for name, kind in kinds.items():
+        value = getattr(transition, name)
+        found = jnp.result_type(value)
+        is_kind = jnp.issubdtype(found, kind) and not jnp.issubdtype(found, jnp.complexfloating)
+        if np.shape(value) != () or not is_kind:
+            raise ValueError(f"transition.{name} must be {words[name]} of shape (), got {describe(value)}.")
+    if is_known(transition):
+        action, reward = int(transition.action), float(transition.reward)
+        if not 0 <= action < cfg.num_actions:
+            raise ValueError(f"transition.action must be in 0..{cfg.num_actions - 1}, got {action}.")
+        if not 0 <= reward <= 1:
+            raise ValueError(
+                f"transition.reward must be in [0, 1], got {reward}. Map the task's raw rewards to [0, 1] affinely."
+            )
+
+
+def is_valid(num_actions: int, transition: Transition) -> Array:
+    """`[]` bool: the values of a transition are such that it may be learned from."""
+    return (
+        jnp.all(jnp.isfinite(jnp.asarray(transition.obs)))
+        & jnp.all(jnp.isfinite(jnp.asarray(transition.next_obs)))
+        & (transition.reward >= 0)
+        & (transition.reward <= 1)
+        & (transition.action >= 0)
+        & (transition.action < num_actions)
+    )

@@ -1,0 +1,336 @@
+"""Kernelized Q-learning: Algorithm 1 of Liu and Su, as pure functions.
+
+    cfg   = KQLConfig(kernel=RBF(eta=0.02), num_actions=3, horizon=1000)
+    state = kql_init(cfg, obs_dim=2)
+    action, q_tilde = kql_act(cfg, state, obs, key)
+    state, info = kql_step(cfg, state, Transition(obs, action, reward, next_obs, terminated))
+
+Conventions that the paper leaves open (docs/conventions.md has the reasons):
+
+* Row tau of the tables belongs to the successor s'_tau, so a reset between two transitions is harmless.
+* A terminated transition's target is r + gamma * terminal_value. A time limit is not an end: give the true successor
+  and terminated=False.
+* Targets at step t use Q-tilde_t, before the pair of step t is stored. Algorithm 1 writes Q-tilde_t[t + 1] for the state
+  just reached, without a line that fills it; it is what Q-hat_t and W_t say there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kqljax import checks
+from kqljax.kernels import Kernel
+from kqljax.posterior import gram
+
+Array = jax.Array
+
+TIE_BREAKS = ("first", "random")
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KQLConfig:
+    """What Algorithm 1 takes as parameters.
+
+    Numbers and the kernel's parameters are pytree leaves: changing or vmapping them does not recompile. Defaults of
+    `lam` and `beta` are the paper's and are computed when the config is made; to change gamma or the horizon and keep
+    them, make a new config.
+
+    Attributes:
+      kernel: kernel on (state, action) pairs.
+      num_actions: A (static).
+      horizon: T, transitions that the state can hold (static).
+      gamma: discount factor in [0, 1).
+      lam: ridge parameter, by default 1 / (10 T).
+      beta: confidence width, by default sqrt(lam) / (1 - gamma).
+      terminal_value: value of the absorbing state after termination.
+      backups: Bellman backups a step; the paper makes one (static).
+      tie_break: "first" or "random", which of several maximal actions is taken (static).
+    """
+
+    kernel: Kernel
+    num_actions: int
+    horizon: int
+    gamma: Any = 0.95
+    lam: Any = None
+    beta: Any = None
+    terminal_value: Any = 0.0
+    backups: int = 1
+    tie_break: str = "first"
+
+    def __post_init__(self) -> None:
+        # Only defaults here: leaves may be tracers. Values are checked by validate().
+        checks.check_static(self)
+        if self.lam is None:
+            object.__setattr__(self, "lam", 1.0 / (10 * self.horizon))
+        if self.beta is None:
+            object.__setattr__(self, "beta", self.lam**0.5 / (1 - self.gamma))
+
+    def validate(self, obs_dim: int | None = None) -> KQLConfig:
+        """Raises ValueError where a value is out of range; returns the config.
+
+        With `obs_dim`, also warns (`NormalisationWarning`) where the kernel leaves the paper's normalisation
+        ||K_x|| in [1/2, 1] on observations in [-1, 1]^l. Call it outside jit.
+        """
+        checks.check_config(self, obs_dim)
+        return self
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        children = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in _LEAVES]
+        return children, tuple(getattr(self, name) for name in _STATIC)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: Any) -> KQLConfig:
+        # Past __init__: a leaf may be anything here, and None (as in vmap's in_axes) must stay None.
+        config = object.__new__(cls)
+        for name, value in zip((*_STATIC, *_LEAVES), (*static, *leaves), strict=True):
+            object.__setattr__(config, name, value)
+        return config
+
+
+_LEAVES = ("kernel", "gamma", "lam", "beta", "terminal_value")
+_STATIC = ("num_actions", "horizon", "backups", "tie_break")
+
+
+class Transition(NamedTuple):
+    """One step of the environment.
+
+    Attributes:
+      obs: `[l]` normalised observation s_t.
+      action: `[]` integer a_t in 0..A-1.
+      reward: `[]` reward in [0, 1].
+      next_obs: `[l]` the true successor, never the observation after a reset.
+      terminated: `[]` bool, the task ended (a time limit is not an end).
+    """
+
+    obs: Any
+    action: Any
+    reward: Any
+    next_obs: Any
+    terminated: Any
+
+
+class KQLState(NamedTuple):
+    """What the next step needs.
+
+    Attributes:
+      posterior: the stored pairs (s_tau, a_tau) and the regression on them.
+      table: Q-hat and squared width at the successors s'_tau for every action, `[T, A]` each.
+      q_tilde: `[T, A]` clipped optimistic value at the successors.
+      reward: `[T]`.
+      terminated: `[T]` bool.
+    """
+
+    posterior: gram.GramPosterior
+    table: gram.Table
+    q_tilde: Array
+    reward: Array
+    terminated: Array
+
+    @property
+    def count(self) -> Array:
+        """`[]` number of stored transitions."""
+        return self.posterior.count
+
+    @property
+    def capacity(self) -> int:
+        """Transitions that the arrays have room for."""
+        return self.reward.shape[-1]
+
+    @property
+    def q_hat(self) -> Array:
+        """`[T, A]` ridge estimate at the successors."""
+        return self.table.mean
+
+    @property
+    def width(self) -> Array:
+        """`[T, A]` Gamma-hat at the successors."""
+        return jnp.sqrt(self.table.width_sq)
+
+
+class KQLInfo(NamedTuple):
+    """Diagnostics of one step.
+
+    Attributes:
+      is_stored: `[]` bool, the transition was taken in; where False the state is unchanged.
+      is_full: `[]` bool, no slot was free for it.
+      is_valid: `[]` bool, finite observations, reward in [0, 1], action in range.
+      is_finite: `[]` bool, the new weights, widths and values are finite.
+      residual: `[]` |(K + lam I) alpha - y| at the new pair, in units of value; a certificate of the arithmetic.
+      width: `[]` Gamma-hat_t at the new pair before it was stored.
+    """
+
+    is_stored: Array
+    is_full: Array
+    is_valid: Array
+    is_finite: Array
+    residual: Array
+    width: Array
+
+
+def kql_init(cfg: KQLConfig, obs_dim: int, dtype: Any = None, capacity: int | None = None) -> KQLState:
+    """An empty state for observations `[obs_dim]`.
+
+    Args:
+      cfg: configuration; its values are checked unless they are traced.
+      obs_dim: l.
+      dtype: float64 or float32; by default the widest that jax has enabled.
+      capacity: room to begin with, by default `cfg.horizon`; see `kql_grow`.
+    """
+    dtype = checks.check_init(cfg, obs_dim, dtype, capacity)
+    capacity = cfg.horizon if capacity is None else capacity
+    posterior = gram.init(obs_dim, cfg.num_actions, capacity, dtype)
+    return KQLState(
+        posterior=posterior,
+        table=gram.init_table(cfg.kernel, posterior, capacity),
+        q_tilde=jnp.zeros((capacity, cfg.num_actions), dtype),
+        reward=jnp.zeros((capacity,), dtype),
+        terminated=jnp.zeros((capacity,), bool),
+    )
+
+
+def kql_grow(state: KQLState, capacity: int) -> KQLState:
+    """The same state with room for `capacity` transitions.
+
+    A step costs O(capacity^2): a long run that starts small and grows in stages is faster than one that starts full.
+    """
+    posterior = gram.grow(state.posterior, capacity)
+    more = capacity - state.capacity
+    return KQLState(
+        posterior=posterior,
+        table=gram.grow_table(state.table, capacity, state.capacity, capacity),
+        q_tilde=jnp.pad(state.q_tilde, ((0, more), (0, 0))),
+        reward=jnp.pad(state.reward, (0, more)),
+        terminated=jnp.pad(state.terminated, (0, more)),
+    )
+
+
+def kql_predict(cfg: KQLConfig, state: KQLState, obs: Any) -> tuple[Array, Array]:
+    """Q-hat `[A]` and width Gamma-hat `[A]` at one observation `[l]`."""
+    obs = checks.check_obs(state, obs)
+    return gram.predict(cfg.kernel, cfg.lam, state.posterior, obs)
+
+
+def kql_act(cfg: KQLConfig, state: KQLState, obs: Any, key: Array | None = None) -> tuple[Array, Array]:
+    """The action that maximises Q-tilde (lines 5 to 9 of Algorithm 1).
+
+    Args:
+      key: random key, needed only where `cfg.tie_break` is "random".
+
+    Returns:
+      action: `[]` int32; -1 where a value is not a number, which `kql_step` refuses.
+      q_tilde: `[A]`.
+    """
+    q_hat, width = kql_predict(cfg, state, obs)
+    cfg = gram.in_dtype(cfg, q_hat.dtype)
+    q_tilde = _optimistic(cfg, q_hat, width)
+    if cfg.tie_break == "random":
+        checks.check_key(key)
+        is_best = q_tilde == jnp.max(q_tilde)
+        action = jax.random.categorical(key, jnp.where(is_best, 0.0, -jnp.inf))
+    else:
+        action = jnp.argmax(q_tilde)
+    return jnp.where(jnp.all(jnp.isfinite(q_tilde)), action, -1).astype(jnp.int32), q_tilde
+
+
+def kql_step(cfg: KQLConfig, state: KQLState, transition: Transition) -> tuple[KQLState, KQLInfo]:
+    """Learns from one transition (lines 11 to 22 of Algorithm 1).
+
+    Outside jit a transition with wrong values raises ValueError. Inside jit it is left out and `info.is_valid` says so;
+    the same holds for one past the capacity, `info.is_full`.
+    """
+    checks.check_transition(cfg, state, transition)
+    cfg = gram.in_dtype(cfg, state.reward.dtype)
+    kernel, lam = cfg.kernel, cfg.lam
+    posterior = state.posterior
+
+    is_valid = checks.is_valid(cfg.num_actions, transition)
+    obs, next_obs, reward = (
+        jnp.where(is_valid, jnp.asarray(value, state.reward.dtype), 0.0)
+        for value in (transition.obs, transition.next_obs, transition.reward)
+    )
+    pair = gram.one_pair(posterior, obs, transition.action)
+
+    # Lines 11-15, Q-tilde_t at the states reached before, is in the table; so are the targets of those steps.
+    targets = _targets(cfg, state)
+
+    # Everything this step asks of W_t in one pass: the new pair, the state just reached, and the targets.
+    pair_vector = gram.pair_vector(kernel, posterior, pair)
+    next_terms = gram.state_terms(kernel, posterior.pairs, next_obs)
+    next_vectors = gram.kernel_vectors(gram.stored_mixing(kernel, posterior.pairs), next_terms)
+    columns = jnp.concatenate([pair_vector[:, None], targets[:, None], next_vectors], axis=1)
+    whitened = gram.whiten(posterior, columns)
+
+    # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 22 needs.
+    next_q_hat = jnp.matmul(posterior.weights, next_vectors, precision=jax.lax.Precision.HIGHEST)
+    next_width_sq = gram.width_sq(lam, gram.self_kernel(kernel, next_obs, cfg.num_actions), whitened[:, 2:])
+    next_value = jnp.max(_optimistic(cfg, next_q_hat, jnp.sqrt(next_width_sq)))
+    target = reward + cfg.gamma * jnp.where(transition.terminated, cfg.terminal_value, next_value)
+
+    # Lines 16-18: u, s and W_{t+1}; with the targets, the weights of Q-hat_{t+1} (line 22).
+    own = kernel.evaluate(pair, pair)
+    posterior, update = gram.border(
+        lam, posterior, pair, own, whitened[:, 0], targets, whitened[:, 1], target, is_valid
+    )
+    slot, is_stored = state.count, update.is_stored
+
+    # Lines 19-21: widths at all states reached; and Q-hat_{t+1} there, for lines 11-15 of the next step.
+    table = gram.put_row(state.table, slot, next_obs, next_terms, next_q_hat, next_width_sq, is_stored)
+    table = gram.refresh(kernel, lam, posterior, table, update)
+    state = KQLState(
+        posterior=posterior,
+        table=table,
+        q_tilde=_optimistic(cfg, table.mean, jnp.sqrt(table.width_sq)),
+        reward=gram.write(state.reward, slot, reward, is_stored),
+        terminated=gram.write(state.terminated, slot, jnp.asarray(transition.terminated), is_stored),
+    )
+    for _ in range(cfg.backups - 1):
+        state = _backup(cfg, state)
+
+    info = KQLInfo(
+        is_stored=is_stored,
+        is_full=slot >= state.capacity,
+        is_valid=is_valid,
+        is_finite=_all_finite(state.posterior.weights, state.q_tilde, table.width_sq),
+        residual=_residual(lam, state.posterior, slot, pair_vector, own),
+        width=jnp.sqrt(update.width_sq),
+    )
+    return state, info
+
+
+def _optimistic(cfg: KQLConfig, q_hat: Array, width: Array) -> Array:
+    """Q-tilde = clip(Q-hat + beta * Gamma-hat) to [0, 1 / (1 - gamma)]."""
+    return jnp.clip(q_hat + cfg.beta * width, 0.0, 1.0 / (1.0 - cfg.gamma))
+
+
+def _targets(cfg: KQLConfig, state: KQLState) -> Array:
+    """y_tau = r_tau + gamma max_a Q-tilde[tau][a] `[T]`, the terminal value where the task ended; 0 in empty slots."""
+    value = jnp.where(state.terminated, cfg.terminal_value, jnp.max(state.q_tilde, axis=1))
+    is_stored = jnp.arange(state.capacity) < state.count
+    return jnp.where(is_stored, state.reward + cfg.gamma * value, 0.0)
+
+
+def _backup(cfg: KQLConfig, state: KQLState) -> KQLState:
+    """One more Bellman backup on the stored transitions: new targets, weights and values, same widths."""
+    posterior = gram.solve(state.posterior, _targets(cfg, state))
+    mixing = gram.stored_mixing(cfg.kernel, posterior.pairs)
+    (q_hat,) = gram.product(mixing, state.table.cross, posterior.weights)
+    table = state.table._replace(mean=q_hat)
+    return state._replace(
+        posterior=posterior, table=table, q_tilde=_optimistic(cfg, q_hat, jnp.sqrt(table.width_sq))
+    )
+
+
+def _residual(lam: Array, posterior: gram.GramPosterior, slot: Array, pair_vector: Array, own: Array) -> Array:
+    """|(K + lam I) alpha - y| in the row of the newest pair; 0 in exact arithmetic."""
+    newest = jnp.minimum(slot, posterior.capacity - 1)
+    fitted = jnp.dot(pair_vector, posterior.weights, precision=jax.lax.Precision.HIGHEST)
+    return jnp.abs(fitted + (own + lam) * posterior.weights[newest] - posterior.targets[newest])
+
+
+def _all_finite(*arrays: Array) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]))

@@ -1,0 +1,366 @@
+"""Exact streaming kernel ridge regression, in function space.
+
+With t stored pairs x_1..x_t, their Gram matrix K, targets y and the kernel vector k_x of a pair x:
+
+    mean(x)  = k_x^T (K + lam I)^-1 y                              (the paper's Q-hat)
+    width(x) = sqrt((k(x, x) - k_x^T (K + lam I)^-1 k_x) / lam)    (the paper's Gamma-hat)
+
+The posterior keeps the inverse Cholesky factor P = L^-1, L L^T = K + lam I, called the whitener. A new pair adds one
+row to it, and all that a step needs are products with P and P^T: no triangular solve, which is latency-bound on
+accelerators, and no explicit inverse, whose widths are less exact by a factor of about 1/sqrt(lam).
+
+    f = P k_x,   kappa = lam + k(x, x) - ||f||^2,   v = e_t - P^T f,   new row of P: v^T / sqrt(kappa).
+
+The direction v also carries every change: (K + lam I)^-1 gains v v^T / kappa, and the squared width at any pair z falls
+by (k_z^T v)^2 / (lam kappa). Capacity is fixed (`[T, T]` arrays, empty slots zero) and grows by `grow`.
+
+    post = gram.init(obs_dim=2, num_actions=3, capacity=100)
+    post, _ = gram.append(kernel, lam, post, obs, action, target)
+    mean, width = gram.predict(kernel, lam, post, obs)             # [A], [A]
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kqljax.kernels import Kernel, Mixing, Pair, num_terms
+
+Array = jax.Array
+
+_HIGHEST = lax.Precision.HIGHEST  # TF32 and bfloat16 products ruin kernel methods
+
+
+class GramPosterior(NamedTuple):
+    """Kernel ridge regression on the pairs seen so far.
+
+    Attributes:
+      count: `[]` int32, t, the number of stored pairs.
+      pairs: stored pairs, obs `[T, l]` and one-hot action `[T, A]`; rows from t on are zero, which masks them.
+      whitener: `[T, T]` P, lower triangular; rows and columns from t on are zero.
+      targets: `[T]` y.
+      weights: `[T]` alpha = (K + lam I)^-1 y.
+    """
+
+    count: Array
+    pairs: Pair
+    whitener: Array
+    targets: Array
+    weights: Array
+
+    @property
+    def capacity(self) -> int:
+        return self.whitener.shape[-1]
+
+
+class Update(NamedTuple):
+    """What one appended pair changes.
+
+    Attributes:
+      direction: `[T]` v.
+      kappa: `[]` lam (1 + width^2) of the new pair before it was stored.
+      width_sq: `[]` squared width of the new pair before it was stored.
+      is_stored: `[]` bool; False where the capacity was spent or the caller said no.
+    """
+
+    direction: Array
+    kappa: Array
+    width_sq: Array
+    is_stored: Array
+
+
+class Table(NamedTuple):
+    """Mean and width at a list of states, for every action, kept up to date.
+
+    Attributes:
+      obs: `[R, l]` the states.
+      cross: `[R, J T]` state terms of the kernel between the states and the stored pairs. Two axes, not three: a reshape
+        between the write and the product makes XLA copy the array at every step.
+      mean: `[R, A]`.
+      width_sq: `[R, A]` squared widths.
+    """
+
+    obs: Array
+    cross: Array
+    mean: Array
+    width_sq: Array
+
+
+def init(obs_dim: int, num_actions: int, capacity: int, dtype: Any = None) -> GramPosterior:
+    """An empty posterior: mean 0, width sqrt(k(x, x) / lam)."""
+    dtype = jnp.zeros((), dtype).dtype
+    return GramPosterior(
+        count=jnp.zeros((), jnp.int32),
+        pairs=Pair(jnp.zeros((capacity, obs_dim), dtype), jnp.zeros((capacity, num_actions), dtype)),
+        whitener=jnp.zeros((capacity, capacity), dtype),
+        targets=jnp.zeros((capacity,), dtype),
+        weights=jnp.zeros((capacity,), dtype),
+    )
+
+
+def init_table(kernel: Kernel, post: GramPosterior, rows: int) -> Table:
+    """A table with room for `rows` states, all empty."""
+    (capacity, obs_dim), num_actions = post.pairs.obs.shape, post.pairs.action.shape[-1]
+    dtype = post.whitener.dtype
+    return Table(
+        obs=jnp.zeros((rows, obs_dim), dtype),
+        cross=jnp.zeros((rows, num_terms(kernel, obs_dim, num_actions) * capacity), dtype),
+        mean=jnp.zeros((rows, num_actions), dtype),
+        width_sq=jnp.zeros((rows, num_actions), dtype),
+    )
+
+
+def grow(post: GramPosterior, capacity: int) -> GramPosterior:
+    """The same posterior with room for `capacity` pairs; nothing stored is touched."""
+    more = capacity - post.capacity
+    if more < 0:
+        raise ValueError(
+            f"cannot shrink a posterior from capacity {post.capacity} to {capacity}: stored pairs would be lost."
+        )
+    return GramPosterior(
+        count=post.count,
+        pairs=Pair(_pad(post.pairs.obs, more, 0), _pad(post.pairs.action, more, 0)),
+        whitener=_pad(post.whitener, more, 0, 1),
+        targets=_pad(post.targets, more, 0),
+        weights=_pad(post.weights, more, 0),
+    )
+
+
+def grow_table(table: Table, rows: int, old_capacity: int, capacity: int) -> Table:
+    """The same table with room for more states and, as its posterior grew, for more stored pairs."""
+    old_rows = table.obs.shape[0]
+    more = rows - old_rows
+    by_term = table.cross.reshape(old_rows, -1, old_capacity)
+    return Table(
+        obs=_pad(table.obs, more, 0),
+        cross=_pad(_pad(by_term, more, 0), capacity - old_capacity, 2).reshape(rows, -1),
+        mean=_pad(table.mean, more, 0),
+        width_sq=_pad(table.width_sq, more, 0),
+    )
+
+
+def in_dtype(tree: Any, dtype: Any) -> Any:
+    """The tree with its floating-point numbers in the given dtype: a strong float64 would promote the whole state."""
+
+    def cast(leaf: Any) -> Any:
+        return jnp.asarray(leaf, dtype) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
+
+    return jax.tree.map(cast, tree)
+
+
+def _pad(array: Array, more: int, *axes: int) -> Array:
+    return jnp.pad(array, [(0, more if axis in axes else 0) for axis in range(array.ndim)])
+
+
+# Kernel vectors ------------------------------------------------------------------------------------------------------
+
+
+def state_terms(kernel: Kernel, pairs: Pair, obs: Array) -> Array:
+    """State terms `[J, T]` between one state `[l]` and all stored pairs."""
+    return jax.vmap(lambda stored: kernel.terms(obs, stored), out_axes=1)(pairs)
+
+
+def stored_mixing(kernel: Kernel, pairs: Pair) -> Mixing:
+    """The kernel's mixing seen from each stored pair: scale `[J, T, A]`, shift `[T, A]` or None."""
+    scale, shift = kernel.mixing(pairs.obs.shape[-1], pairs.action.shape[-1], pairs.obs.dtype)
+    return Mixing(
+        jnp.einsum("jab,tb->jta", scale, pairs.action, precision=_HIGHEST),
+        None if shift is None else jnp.einsum("ab,tb->ta", shift, pairs.action, precision=_HIGHEST),
+    )
+
+
+def kernel_vectors(mixing: Mixing, terms: Array) -> Array:
+    """Kernel `[T, A]` between every stored pair and one state with every action, from its `[J, T]` terms."""
+    vectors = jnp.sum(terms[:, :, None] * mixing.scale, axis=0)
+    return vectors if mixing.shift is None else vectors + mixing.shift
+
+
+def self_kernel(kernel: Kernel, obs: Array, num_actions: int) -> Array:
+    """k(x, x) `[A]` of one state with every action."""
+    every_action = jnp.eye(num_actions, dtype=obs.dtype)
+    return jax.vmap(lambda action: kernel.evaluate(Pair(obs, action), Pair(obs, action)))(every_action)
+
+
+# Products with the whitener ------------------------------------------------------------------------------------------
+
+
+def whiten(post: GramPosterior, columns: Array) -> Array:
+    """P C for columns C `[T, C]`."""
+    return _matmul(post.whitener, columns)
+
+
+def unwhiten(post: GramPosterior, vector: Array) -> Array:
+    """P^T f for one vector `[T]`."""
+    return jnp.matmul(vector, post.whitener, precision=_HIGHEST)
+
+
+def _matmul(matrix: Array, columns: Array) -> Array:
+    # Four columns cost as much as one on CPU, two or three twice as much: the product kernel works on blocks of four.
+    width = columns.shape[-1]
+    return jnp.matmul(matrix, _pad(columns, -width % 4, 1), precision=_HIGHEST)[:, :width]
+
+
+# Learning ------------------------------------------------------------------------------------------------------------
+
+
+def append(
+    kernel: Kernel, lam: Any, post: GramPosterior, obs: Array, action: Array, target: Array
+) -> tuple[GramPosterior, Update]:
+    """Stores one pair `(obs [l], action [])` with its target `[]`, in O(t^2).
+
+    At capacity nothing changes and `Update.is_stored` is False.
+    """
+    kernel, lam = in_dtype((kernel, lam), post.whitener.dtype)
+    pair = one_pair(post, obs, action)
+    vector = pair_vector(kernel, post, pair)
+    whitened = whiten(post, jnp.stack([vector, post.targets], axis=1))
+    return border(
+        lam, post, pair, kernel.evaluate(pair, pair), whitened[:, 0], post.targets, whitened[:, 1], target, True
+    )
+
+
+def one_pair(post: GramPosterior, obs: Array, action: Array) -> Pair:
+    """A pair in the posterior's dtype from an observation `[l]` and an action index `[]`."""
+    dtype = post.whitener.dtype
+    return Pair(jnp.asarray(obs, dtype), jax.nn.one_hot(action, post.pairs.action.shape[-1], dtype=dtype))
+
+
+def pair_vector(kernel: Kernel, post: GramPosterior, pair: Pair) -> Array:
+    """Kernel vector `[T]` of one pair, zero in empty slots."""
+    is_stored = jnp.arange(post.capacity) < post.count
+    return jnp.where(is_stored, jax.vmap(lambda stored: kernel.evaluate(pair, stored))(post.pairs), 0.0)
+
+
+def border(
+    lam: Any,
+    post: GramPosterior,
+    pair: Pair,
+    own: Array,
+    whitened: Array,
+    targets: Array,
+    whitened_targets: Array,
+    target: Array,
+    is_wanted: Any,
+) -> tuple[GramPosterior, Update]:
+    """`append` for a caller that has made the products with the whitener itself, with others in the same pass.
+
+    Args:
+      own: `[]` k(x, x) of the new pair.
+      whitened: `[T]` f = P k_x.
+      targets: `[T]` targets of the stored pairs, which may differ from the ones before; zero in empty slots.
+      whitened_targets: `[T]` P y.
+      target: `[]` target of the new pair.
+      is_wanted: `[]` bool; False leaves the posterior as it is.
+    """
+    is_stored = jnp.logical_and(post.count < post.capacity, is_wanted)
+    slot = post.count
+    in_slot = jnp.arange(post.capacity) == slot
+
+    # The posterior variance is never negative; rounding may say otherwise near duplicates.
+    variance = jnp.maximum(own - jnp.sum(whitened**2), 0.0)
+    kappa = lam + variance
+    direction = in_slot - unwhiten(post, whitened)
+    row = direction / jnp.sqrt(kappa)
+    targets = jnp.where(in_slot, target, targets)
+    whitened_targets = jnp.where(in_slot, jnp.dot(row, targets, precision=_HIGHEST), whitened_targets)
+
+    bordered = GramPosterior(
+        count=post.count + is_stored.astype(jnp.int32),
+        pairs=Pair(
+            write(post.pairs.obs, slot, pair.obs, is_stored), write(post.pairs.action, slot, pair.action, is_stored)
+        ),
+        whitener=write(post.whitener, slot, row, is_stored),
+        targets=jnp.where(is_stored, targets, post.targets),
+        weights=post.weights,
+    )
+    # From the new whitener, not the old: a second reader of the old one would make XLA copy it at every step.
+    weights = jnp.where(is_stored, unwhiten(bordered, whitened_targets), post.weights)
+    return bordered._replace(weights=weights), Update(direction, kappa, variance / lam, is_stored)
+
+
+def solve(post: GramPosterior, targets: Array) -> GramPosterior:
+    """The posterior of the same pairs with new targets `[T]`, in two products."""
+    targets = jnp.where(jnp.arange(post.capacity) < post.count, targets, 0.0)
+    return post._replace(targets=targets, weights=unwhiten(post, whiten(post, targets[:, None])[:, 0]))
+
+
+def write(array: Array, index: Array, value: Array, is_wanted: Any, axis: int = 0) -> Array:
+    """`array` with row (or column) `index` set to `value`, or unchanged; in place inside jit, safe past the end."""
+    old = lax.dynamic_index_in_dim(array, index, axis, keepdims=False)
+    return lax.dynamic_update_index_in_dim(array, jnp.where(is_wanted, value, old), index, axis)
+
+
+# Prediction ----------------------------------------------------------------------------------------------------------
+
+
+def predict(kernel: Kernel, lam: Any, post: GramPosterior, obs: Array) -> tuple[Array, Array]:
+    """Mean `[A]` and width `[A]` at one state `[l]` with every action."""
+    kernel, lam = in_dtype((kernel, lam), post.whitener.dtype)
+    obs = jnp.asarray(obs, post.whitener.dtype)
+    vectors = kernel_vectors(stored_mixing(kernel, post.pairs), state_terms(kernel, post.pairs, obs))
+    own = self_kernel(kernel, obs, post.pairs.action.shape[-1])
+    return jnp.matmul(post.weights, vectors, precision=_HIGHEST), jnp.sqrt(width_sq(lam, own, whiten(post, vectors)))
+
+
+def width_sq(lam: Any, own: Array, whitened: Array) -> Array:
+    """Squared widths `[A]` from k(x, x) `[A]` and whitened kernel vectors `[T, A]`."""
+    return jnp.maximum(own - jnp.sum(whitened**2, axis=0), 0.0) / lam
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def add_row(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, row: Array, obs: Array) -> Table:
+    """Puts state `obs` `[l]` into row `row` of the table, with its mean and width."""
+    kernel, lam = in_dtype((kernel, lam), post.whitener.dtype)
+    obs = jnp.asarray(obs, post.whitener.dtype)
+    mean, width = predict(kernel, lam, post, obs)
+    return put_row(table, row, obs, state_terms(kernel, post.pairs, obs), mean, width**2, True)
+
+
+def put_row(
+    table: Table, row: Array, obs: Array, terms: Array, mean: Array, squared: Array, is_wanted: Any
+) -> Table:
+    """`add_row` for a caller that has the row's `[J, T]` terms, `[A]` mean and `[A]` squared width already."""
+    return Table(
+        obs=write(table.obs, row, obs, is_wanted),
+        cross=write(table.cross, row, terms.ravel(), is_wanted),
+        mean=write(table.mean, row, mean, is_wanted),
+        width_sq=write(table.width_sq, row, squared, is_wanted),
+    )
+
+
+def refresh(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, update: Update) -> Table:
+    """Brings a table up to date after `append` (`post` is the posterior after it): one pass over `cross`."""
+    slot = post.count - 1
+    dtype = post.whitener.dtype
+    kernel, lam = in_dtype((kernel, lam), dtype)
+    newest = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, slot, keepdims=False), post.pairs)
+    column = jax.vmap(lambda obs: kernel.terms(obs, newest))(table.obs)
+    cross = table.cross
+    for term in range(column.shape[1]):
+        cross = write(cross, term * post.capacity + slot, column[:, term].astype(dtype), update.is_stored, axis=1)
+    mean, change = product(stored_mixing(kernel, post.pairs), cross, post.weights, update.direction)
+    fallen = jnp.maximum(table.width_sq - change**2 / (lam * update.kappa), 0.0)
+    return Table(
+        obs=table.obs,
+        cross=cross,
+        mean=jnp.where(update.is_stored, mean, table.mean),
+        width_sq=jnp.where(update.is_stored, fallen, table.width_sq),
+    )
+
+
+def product(mixing: Mixing, cross: Array, *vectors: Array) -> tuple[Array, ...]:
+    """k^T w `[R, A]` at every state of a table with every action, for each `[T]` vector w, in one pass over `cross`."""
+    weighted = [mixing.scale * vector[:, None] for vector in vectors]
+    columns = jnp.concatenate(weighted, axis=-1).reshape(cross.shape[-1], -1)
+    results = jnp.split(_matmul(cross, columns), len(vectors), axis=-1)
+    if mixing.shift is not None:
+        shift = mixing.shift
+        results = [
+            out + jnp.matmul(vector, shift, precision=_HIGHEST) for out, vector in zip(results, vectors, strict=True)
+        ]
+    return tuple(results)
