@@ -12,7 +12,10 @@ from kqljax.kql import (
     kql_init,
     kql_predict,
     kql_step,
+    kql_step_and_act,
 )
+from kqljax.rollout import TrainLog, TrainRun, evaluate, rollout_returns, train
+from kqljax.tasks import Task, TaskStep, make_task
 
 __version__ = "0.1.0"
 
@@ -27,10 +30,19 @@ __all__ = [
     "Matern52",
     "NormalisationWarning",
     "Pair",
+    "Task",
+    "TaskStep",
+    "TrainLog",
+    "TrainRun",
     "Transition",
+    "evaluate",
     "kql_act",
     "kql_grow",
     "kql_init",
     "kql_predict",
     "kql_step",
+    "kql_step_and_act",
+    "make_task",
+    "rollout_returns",
+    "train",
 ]

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from kqljax import checks
-from kqljax.kernels import Kernel
+from kqljax.kernels import Kernel, Pair
 from kqljax.posterior import gram
 
 Array = jax.Array
@@ -193,12 +193,13 @@ def kql_init(cfg: KQLConfig, obs_dim: int, dtype: Any = None, capacity: int | No
     )
 
 
-def kql_grow(state: KQLState, capacity: int) -> KQLState:
+def kql_grow(state: KQLState, capacity: int, is_full: bool = False) -> KQLState:
     """The same state with room for `capacity` transitions.
 
     A step costs O(capacity^2): a long run that starts small and grows in stages is faster than one that starts full.
+    `is_full` is the caller's word that no slot is free, which makes the stages cheaper still; see `gram.grow`.
     """
-    posterior = gram.grow(state.posterior, capacity)
+    posterior = gram.grow(state.posterior, capacity, is_full)
     more = capacity - state.capacity
     return KQLState(
         posterior=posterior,
@@ -228,13 +229,18 @@ def kql_act(cfg: KQLConfig, state: KQLState, obs: Any, key: Array | None = None)
     q_hat, width = kql_predict(cfg, state, obs)
     cfg = gram.in_dtype(cfg, q_hat.dtype)
     q_tilde = _optimistic(cfg, q_hat, width)
+    return _choose(cfg, q_tilde, key), q_tilde
+
+
+def _choose(cfg: KQLConfig, q_tilde: Array, key: Array | None) -> Array:
+    """Line 9: an action `[]` of maximal Q-tilde `[A]`; -1 where a value is not a number."""
     if cfg.tie_break == "random":
         checks.check_key(key)
         is_best = q_tilde == jnp.max(q_tilde)
         action = jax.random.categorical(key, jnp.where(is_best, 0.0, -jnp.inf))
     else:
         action = jnp.argmax(q_tilde)
-    return jnp.where(jnp.all(jnp.isfinite(q_tilde)), action, -1).astype(jnp.int32), q_tilde
+    return jnp.where(jnp.all(jnp.isfinite(q_tilde)), action, -1).astype(jnp.int32)
 
 
 def kql_step(cfg: KQLConfig, state: KQLState, transition: Transition) -> tuple[KQLState, KQLInfo]:
@@ -243,6 +249,31 @@ def kql_step(cfg: KQLConfig, state: KQLState, transition: Transition) -> tuple[K
     Outside jit a transition with wrong values raises ValueError. Inside jit it is left out and `info.is_valid` says so;
     the same holds for one past the capacity, `info.is_full`.
     """
+    state, info, _ = _learn(cfg, state, transition, None)
+    return state, info
+
+
+def kql_step_and_act(
+    cfg: KQLConfig, state: KQLState, transition: Transition, obs: Any, key: Array | None = None
+) -> tuple[KQLState, KQLInfo, Array, Array]:
+    """`kql_step` and then `kql_act` at `obs` `[l]`, the observation the environment is in now, for the price of one.
+
+    `obs` is `transition.next_obs`, or the first observation of a new episode. Both functions ask the same arrays for
+    different columns; here they share the pass.
+
+    Returns:
+      state, info: as `kql_step`.
+      action, q_tilde: as `kql_act` with the new state.
+    """
+    state, info, q_tilde = _learn(cfg, state, transition, checks.check_obs(state, obs))
+    assert q_tilde is not None
+    return state, info, _choose(cfg, q_tilde, key), q_tilde
+
+
+def _learn(
+    cfg: KQLConfig, state: KQLState, transition: Transition, query: Array | None
+) -> tuple[KQLState, KQLInfo, Array | None]:
+    """One step of Algorithm 1, and Q-tilde_{t+1} `[A]` at the state `query` where there is one."""
     checks.check_transition(cfg, state, transition)
     cfg = gram.in_dtype(cfg, state.reward.dtype)
     kernel, lam = cfg.kernel, cfg.lam
@@ -258,48 +289,76 @@ def kql_step(cfg: KQLConfig, state: KQLState, transition: Transition) -> tuple[K
     # Lines 11-15, Q-tilde_t at the states reached before, is in the table; so are the targets of those steps.
     targets = _targets(cfg, state)
 
-    # Everything this step asks of W_t in one pass: the new pair, the state just reached, and the targets.
-    pair_vector = gram.pair_vector(kernel, posterior, pair)
+    # Everything this step asks of W_t in one pass: the new pair, the targets, and the state just reached.
+    mixing = gram.stored_mixing(kernel, posterior.pairs)
     next_terms = gram.state_terms(kernel, posterior.pairs, next_obs)
-    next_vectors = gram.kernel_vectors(gram.stored_mixing(kernel, posterior.pairs), next_terms)
-    columns = jnp.concatenate([pair_vector[:, None], targets[:, None], next_vectors], axis=1)
+    next_vectors = gram.kernel_vectors(mixing, next_terms)
+    vectors = gram.kernel_vectors(mixing, gram.state_terms(kernel, posterior.pairs, obs))
+    pair_vector = jnp.sum(vectors * pair.action, axis=1)
+    columns = [pair_vector[:, None], targets[:, None], next_vectors]
+    if query is not None:
+        query_vectors = gram.kernel_vectors(mixing, gram.state_terms(kernel, posterior.pairs, query))
+        columns.append(query_vectors)
+    columns = jnp.concatenate(columns, axis=1)
     whitened = gram.whiten(posterior, columns)
+    overlaps = jnp.matmul(whitened.T, whitened, precision=jax.lax.Precision.HIGHEST)
 
     # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 22 needs.
-    next_q_hat = jnp.matmul(posterior.weights, next_vectors, precision=jax.lax.Precision.HIGHEST)
-    next_width_sq = gram.width_sq(lam, gram.self_kernel(kernel, next_obs, cfg.num_actions), whitened[:, 2:])
+    of_next = slice(2, 2 + cfg.num_actions)
+    explained = jnp.diagonal(overlaps)
+    next_q_hat = jnp.matmul(posterior.weights, columns, precision=jax.lax.Precision.HIGHEST)[of_next]
+    next_own = gram.self_kernel(kernel, next_obs, cfg.num_actions)
+    next_width_sq = jnp.maximum(next_own - explained[of_next], 0.0) / lam
     next_value = jnp.max(_optimistic(cfg, next_q_hat, jnp.sqrt(next_width_sq)))
     target = reward + cfg.gamma * jnp.where(transition.terminated, cfg.terminal_value, next_value)
 
     # Lines 16-18: u, s and W_{t+1}; with the targets, the weights of Q-hat_{t+1} (line 22).
     own = kernel.evaluate(pair, pair)
     posterior, update = gram.border(
-        lam, posterior, pair, own, whitened[:, 0], targets, whitened[:, 1], target, is_valid
-    )
+        lam, posterior, pair, own, whitened[:, 0], explained[0], targets, whitened[:, 1], overlaps[0, 1], target,
+        is_valid,
+    )  # fmt: skip
     slot, is_stored = state.count, update.is_stored
 
     # Lines 19-21: widths at all states reached; and Q-hat_{t+1} there, for lines 11-15 of the next step.
     table = gram.put_row(state.table, slot, next_obs, next_terms, next_q_hat, next_width_sq, is_stored)
     table = gram.refresh(kernel, lam, posterior, table, update)
+    is_written = (jnp.arange(state.capacity) == slot) & is_stored
     state = KQLState(
         posterior=posterior,
         table=table,
         q_tilde=_optimistic(cfg, table.mean, jnp.sqrt(table.width_sq)),
-        reward=gram.write(state.reward, slot, reward, is_stored),
-        terminated=gram.write(state.terminated, slot, jnp.asarray(transition.terminated), is_stored),
+        reward=jnp.where(is_written, reward, state.reward),
+        terminated=jnp.where(is_written, transition.terminated, state.terminated),
     )
     for _ in range(cfg.backups - 1):
         state = _backup(cfg, state)
 
+    # (K + lam I) alpha - y in the row of the new pair: 0 in exact arithmetic.
+    fitted = jnp.matmul(posterior.weights, columns, precision=jax.lax.Precision.HIGHEST)[0]
+    newest = jnp.minimum(slot, state.capacity - 1)
+    residual = jnp.abs(fitted + (own + lam) * posterior.weights[newest] - target)
     info = KQLInfo(
         is_stored=is_stored,
         is_full=slot >= state.capacity,
         is_valid=is_valid,
-        is_finite=_all_finite(state.posterior.weights, state.q_tilde, table.width_sq),
-        residual=_residual(lam, state.posterior, slot, pair_vector, own),
+        is_finite=jnp.all(jnp.isfinite(state.q_tilde)) & jnp.isfinite(residual),
+        residual=jnp.where(is_stored, residual, 0.0),
         width=jnp.sqrt(update.width_sq),
     )
-    return state, info
+    if query is None:
+        return state, info, None
+
+    # Lines 5-8 of the next step, at the state it will act in.
+    newest = jax.vmap(lambda action: kernel.evaluate(Pair(query, action), pair))(jnp.eye(cfg.num_actions))
+    query_vectors = jnp.where(is_written[:, None], newest, query_vectors)
+    both = jnp.stack([state.posterior.weights, update.direction])
+    q_hat, change = jnp.matmul(both, query_vectors, precision=jax.lax.Precision.HIGHEST)
+    query_own = gram.self_kernel(kernel, query, cfg.num_actions)
+    before = jnp.maximum(query_own - explained[2 + cfg.num_actions :], 0.0) / lam
+    after = jnp.maximum(before - change**2 / (lam * update.kappa), 0.0)
+    width_sq = jnp.where(is_stored, after, before)
+    return state, info, _optimistic(cfg, q_hat, jnp.sqrt(width_sq))
 
 
 def _optimistic(cfg: KQLConfig, q_hat: Array, width: Array) -> Array:
@@ -323,14 +382,3 @@ def _backup(cfg: KQLConfig, state: KQLState) -> KQLState:
     return state._replace(
         posterior=posterior, table=table, q_tilde=_optimistic(cfg, q_hat, jnp.sqrt(table.width_sq))
     )
-
-
-def _residual(lam: Array, posterior: gram.GramPosterior, slot: Array, pair_vector: Array, own: Array) -> Array:
-    """|(K + lam I) alpha - y| in the row of the newest pair; 0 in exact arithmetic."""
-    newest = jnp.minimum(slot, posterior.capacity - 1)
-    fitted = jnp.dot(pair_vector, posterior.weights, precision=jax.lax.Precision.HIGHEST)
-    return jnp.abs(fitted + (own + lam) * posterior.weights[newest] - posterior.targets[newest])
-
-
-def _all_finite(*arrays: Array) -> Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]))

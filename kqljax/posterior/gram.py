@@ -12,7 +12,7 @@ accelerators, and no explicit inverse, whose widths are less exact by a factor o
     f = P k_x,   kappa = lam + k(x, x) - ||f||^2,   v = e_t - P^T f,   new row of P: v^T / sqrt(kappa).
 
 The direction v also carries every change: (K + lam I)^-1 gains v v^T / kappa, and the squared width at any pair z falls
-by (k_z^T v)^2 / (lam kappa). Capacity is fixed (`[T, T]` arrays, empty slots zero) and grows by `grow`.
+by (k_z^T v)^2 / (lam kappa). Capacity is fixed (empty slots are zero) and grows by `grow`.
 
     post = gram.init(obs_dim=2, num_actions=3, capacity=100)
     post, _ = gram.append(kernel, lam, post, obs, action, target)
@@ -40,20 +40,32 @@ class GramPosterior(NamedTuple):
     Attributes:
       count: `[]` int32, t, the number of stored pairs.
       pairs: stored pairs, obs `[T, l]` and one-hot action `[T, A]`; rows from t on are zero, which masks them.
-      whitener: `[T, T]` P, lower triangular; rows and columns from t on are zero.
+      whitener: P, lower triangular, as blocks of rows `[rows_b, columns_b]` with rows adding up to T. A block has as many
+        columns as the capacity was when it was the last one, so most of the zeros above the diagonal are not stored.
+        Only the last block is written to; rows and columns from t on are zero.
       targets: `[T]` y.
       weights: `[T]` alpha = (K + lam I)^-1 y.
     """
 
     count: Array
     pairs: Pair
-    whitener: Array
+    whitener: tuple[Array, ...]
     targets: Array
     weights: Array
 
     @property
     def capacity(self) -> int:
-        return self.whitener.shape[-1]
+        """T, the pairs there is room for."""
+        return self.whitener[-1].shape[-1]
+
+    @property
+    def num_closed(self) -> int:
+        """Slots in blocks that are no longer written to."""
+        return self.capacity - self.whitener[-1].shape[-2]
+
+    @property
+    def dtype(self) -> Any:
+        return self.weights.dtype
 
 
 class Update(NamedTuple):
@@ -95,7 +107,7 @@ def init(obs_dim: int, num_actions: int, capacity: int, dtype: Any = None) -> Gr
     return GramPosterior(
         count=jnp.zeros((), jnp.int32),
         pairs=Pair(jnp.zeros((capacity, obs_dim), dtype), jnp.zeros((capacity, num_actions), dtype)),
-        whitener=jnp.zeros((capacity, capacity), dtype),
+        whitener=(jnp.zeros((capacity, capacity), dtype),),
         targets=jnp.zeros((capacity,), dtype),
         weights=jnp.zeros((capacity,), dtype),
     )
@@ -104,7 +116,7 @@ def init(obs_dim: int, num_actions: int, capacity: int, dtype: Any = None) -> Gr
 def init_table(kernel: Kernel, post: GramPosterior, rows: int) -> Table:
     """A table with room for `rows` states, all empty."""
     (capacity, obs_dim), num_actions = post.pairs.obs.shape, post.pairs.action.shape[-1]
-    dtype = post.whitener.dtype
+    dtype = post.dtype
     return Table(
         obs=jnp.zeros((rows, obs_dim), dtype),
         cross=jnp.zeros((rows, num_terms(kernel, obs_dim, num_actions) * capacity), dtype),
@@ -113,17 +125,28 @@ def init_table(kernel: Kernel, post: GramPosterior, rows: int) -> Table:
     )
 
 
-def grow(post: GramPosterior, capacity: int) -> GramPosterior:
-    """The same posterior with room for `capacity` pairs; nothing stored is touched."""
+def grow(post: GramPosterior, capacity: int, is_full: bool = False) -> GramPosterior:
+    """The same posterior with room for `capacity` pairs; nothing stored is touched.
+
+    Args:
+      is_full: the caller's word that every slot is taken. Then the blocks stored so far are closed and new rows go to a
+        block of their own, which halves the work of a step in the long run. Where the word is wrong, later pairs are
+        refused (`Update.is_stored`), never misplaced.
+    """
     more = capacity - post.capacity
     if more < 0:
         raise ValueError(
             f"cannot shrink a posterior from capacity {post.capacity} to {capacity}: stored pairs would be lost."
         )
+    *closed, last = post.whitener
+    if is_full and more:
+        blocks = (*closed, last, jnp.zeros((more, capacity), post.dtype))
+    else:
+        blocks = (*closed, _pad(last, more, 0, 1))
     return GramPosterior(
         count=post.count,
         pairs=Pair(_pad(post.pairs.obs, more, 0), _pad(post.pairs.action, more, 0)),
-        whitener=_pad(post.whitener, more, 0, 1),
+        whitener=blocks,
         targets=_pad(post.targets, more, 0),
         weights=_pad(post.weights, more, 0),
     )
@@ -164,18 +187,22 @@ def state_terms(kernel: Kernel, pairs: Pair, obs: Array) -> Array:
 
 
 def stored_mixing(kernel: Kernel, pairs: Pair) -> Mixing:
-    """The kernel's mixing seen from each stored pair: scale `[J, T, A]`, shift `[T, A]` or None."""
+    """The kernel's mixing seen from each stored pair: scale `[J, T, A]`, shift `[T, A]` or None; zero in empty slots."""
     scale, shift = kernel.mixing(pairs.obs.shape[-1], pairs.action.shape[-1], pairs.obs.dtype)
-    return Mixing(
-        jnp.einsum("jab,tb->jta", scale, pairs.action, precision=_HIGHEST),
-        None if shift is None else jnp.einsum("ab,tb->ta", shift, pairs.action, precision=_HIGHEST),
-    )
+    return Mixing(_at_stored(scale, pairs.action), None if shift is None else _at_stored(shift, pairs.action))
+
+
+def _at_stored(weights: Array, action: Array) -> Array:
+    """sum_b weights[..., a, b] action[t, b] -> `[..., T, a]`; elementwise, so that it fuses into its consumers."""
+    return sum(
+        weights[..., None, :, b] * action[:, b, None] for b in range(action.shape[-1])
+    )  # type: ignore[return-value]
 
 
 def kernel_vectors(mixing: Mixing, terms: Array) -> Array:
     """Kernel `[T, A]` between every stored pair and one state with every action, from its `[J, T]` terms."""
-    vectors = jnp.sum(terms[:, :, None] * mixing.scale, axis=0)
-    return vectors if mixing.shift is None else vectors + mixing.shift
+    vectors = sum(terms[j, :, None] * mixing.scale[j] for j in range(terms.shape[0]))
+    return vectors if mixing.shift is None else vectors + mixing.shift  # type: ignore[return-value]
 
 
 def self_kernel(kernel: Kernel, obs: Array, num_actions: int) -> Array:
@@ -189,12 +216,18 @@ def self_kernel(kernel: Kernel, obs: Array, num_actions: int) -> Array:
 
 def whiten(post: GramPosterior, columns: Array) -> Array:
     """P C for columns C `[T, C]`."""
-    return _matmul(post.whitener, columns)
+    return jnp.concatenate([_matmul(block, columns[: block.shape[1]]) for block in post.whitener])
 
 
-def unwhiten(post: GramPosterior, vector: Array) -> Array:
-    """P^T f for one vector `[T]`."""
-    return jnp.matmul(vector, post.whitener, precision=_HIGHEST)
+def unwhiten(post: GramPosterior, rows: Array) -> Array:
+    """F P for rows F `[N, T]`: P^T f for each of them."""
+    parts, start = [], 0
+    for block in post.whitener:
+        height, width = block.shape
+        part = jnp.matmul(rows[:, start : start + height], block, precision=_HIGHEST)
+        parts.append(_pad(part, post.capacity - width, 1))
+        start += height
+    return sum(parts[1:], parts[0])
 
 
 def _matmul(matrix: Array, columns: Array) -> Array:
@@ -213,25 +246,21 @@ def append(
 
     At capacity nothing changes and `Update.is_stored` is False.
     """
-    kernel, lam = in_dtype((kernel, lam), post.whitener.dtype)
+    kernel, lam = in_dtype((kernel, lam), post.dtype)
     pair = one_pair(post, obs, action)
-    vector = pair_vector(kernel, post, pair)
-    whitened = whiten(post, jnp.stack([vector, post.targets], axis=1))
+    vectors = kernel_vectors(stored_mixing(kernel, post.pairs), state_terms(kernel, post.pairs, pair.obs))
+    whitened = whiten(post, jnp.stack([vectors @ pair.action, post.targets], axis=1))
+    overlaps = jnp.matmul(whitened.T, whitened, precision=_HIGHEST)
+    own = kernel.evaluate(pair, pair)
     return border(
-        lam, post, pair, kernel.evaluate(pair, pair), whitened[:, 0], post.targets, whitened[:, 1], target, True
+        lam, post, pair, own, whitened[:, 0], overlaps[0, 0], post.targets, whitened[:, 1], overlaps[0, 1], target, True
     )
 
 
 def one_pair(post: GramPosterior, obs: Array, action: Array) -> Pair:
     """A pair in the posterior's dtype from an observation `[l]` and an action index `[]`."""
-    dtype = post.whitener.dtype
+    dtype = post.dtype
     return Pair(jnp.asarray(obs, dtype), jax.nn.one_hot(action, post.pairs.action.shape[-1], dtype=dtype))
-
-
-def pair_vector(kernel: Kernel, post: GramPosterior, pair: Pair) -> Array:
-    """Kernel vector `[T]` of one pair, zero in empty slots."""
-    is_stored = jnp.arange(post.capacity) < post.count
-    return jnp.where(is_stored, jax.vmap(lambda stored: kernel.evaluate(pair, stored))(post.pairs), 0.0)
 
 
 def border(
@@ -240,8 +269,10 @@ def border(
     pair: Pair,
     own: Array,
     whitened: Array,
+    explained: Array,
     targets: Array,
     whitened_targets: Array,
+    expected: Array,
     target: Array,
     is_wanted: Any,
 ) -> tuple[GramPosterior, Update]:
@@ -250,47 +281,47 @@ def border(
     Args:
       own: `[]` k(x, x) of the new pair.
       whitened: `[T]` f = P k_x.
-      targets: `[T]` targets of the stored pairs, which may differ from the ones before; zero in empty slots.
+      explained: `[]` ||f||^2.
+      targets: `[T]` targets y of the stored pairs, which may differ from the ones before; zero in empty slots.
       whitened_targets: `[T]` P y.
+      expected: `[]` f^T P y, what the stored pairs say of the new one.
       target: `[]` target of the new pair.
       is_wanted: `[]` bool; False leaves the posterior as it is.
     """
-    is_stored = jnp.logical_and(post.count < post.capacity, is_wanted)
     slot = post.count
+    is_stored = (slot < post.capacity) & (slot >= post.num_closed) & is_wanted
     in_slot = jnp.arange(post.capacity) == slot
+    is_written = in_slot & is_stored
 
     # The posterior variance is never negative; rounding may say otherwise near duplicates.
-    variance = jnp.maximum(own - jnp.sum(whitened**2), 0.0)
+    variance = jnp.maximum(own - explained, 0.0)
     kappa = lam + variance
-    direction = in_slot - unwhiten(post, whitened)
-    row = direction / jnp.sqrt(kappa)
-    targets = jnp.where(in_slot, target, targets)
-    whitened_targets = jnp.where(in_slot, jnp.dot(row, targets, precision=_HIGHEST), whitened_targets)
+    # One pass over the old whitener, and none over the new: a second reader would make XLA copy it at every step.
+    known, weights = unwhiten(post, jnp.stack([whitened, whitened_targets]))
+    direction = in_slot - known
+    weights = weights + direction * ((target - expected) / kappa)
 
-    bordered = GramPosterior(
+    *closed, last = post.whitener
+    row = direction / jnp.sqrt(kappa)
+    return GramPosterior(
         count=post.count + is_stored.astype(jnp.int32),
-        pairs=Pair(
-            write(post.pairs.obs, slot, pair.obs, is_stored), write(post.pairs.action, slot, pair.action, is_stored)
-        ),
-        whitener=write(post.whitener, slot, row, is_stored),
-        targets=jnp.where(is_stored, targets, post.targets),
-        weights=post.weights,
-    )
-    # From the new whitener, not the old: a second reader of the old one would make XLA copy it at every step.
-    weights = jnp.where(is_stored, unwhiten(bordered, whitened_targets), post.weights)
-    return bordered._replace(weights=weights), Update(direction, kappa, variance / lam, is_stored)
+        pairs=Pair(*(jnp.where(is_written[:, None], new, old) for new, old in zip(pair, post.pairs, strict=True))),
+        whitener=(*closed, write(last, slot - post.num_closed, row, is_stored)),
+        targets=jnp.where(is_stored, jnp.where(in_slot, target, targets), post.targets),
+        weights=jnp.where(is_stored, weights, post.weights),
+    ), Update(direction, kappa, variance / lam, is_stored)
 
 
 def solve(post: GramPosterior, targets: Array) -> GramPosterior:
     """The posterior of the same pairs with new targets `[T]`, in two products."""
     targets = jnp.where(jnp.arange(post.capacity) < post.count, targets, 0.0)
-    return post._replace(targets=targets, weights=unwhiten(post, whiten(post, targets[:, None])[:, 0]))
+    return post._replace(targets=targets, weights=unwhiten(post, whiten(post, targets[:, None]).T)[0])
 
 
-def write(array: Array, index: Array, value: Array, is_wanted: Any, axis: int = 0) -> Array:
-    """`array` with row (or column) `index` set to `value`, or unchanged; in place inside jit, safe past the end."""
-    old = lax.dynamic_index_in_dim(array, index, axis, keepdims=False)
-    return lax.dynamic_update_index_in_dim(array, jnp.where(is_wanted, value, old), index, axis)
+def write(array: Array, index: Array, value: Array, is_wanted: Any) -> Array:
+    """`array` with row `index` set to `value`, or unchanged; in place inside jit, safe past the end."""
+    old = lax.dynamic_index_in_dim(array, index, keepdims=False)
+    return lax.dynamic_update_index_in_dim(array, jnp.where(is_wanted, value, old), index, 0)
 
 
 # Prediction ----------------------------------------------------------------------------------------------------------
@@ -298,8 +329,8 @@ def write(array: Array, index: Array, value: Array, is_wanted: Any, axis: int = 
 
 def predict(kernel: Kernel, lam: Any, post: GramPosterior, obs: Array) -> tuple[Array, Array]:
     """Mean `[A]` and width `[A]` at one state `[l]` with every action."""
-    kernel, lam = in_dtype((kernel, lam), post.whitener.dtype)
-    obs = jnp.asarray(obs, post.whitener.dtype)
+    kernel, lam = in_dtype((kernel, lam), post.dtype)
+    obs = jnp.asarray(obs, post.dtype)
     vectors = kernel_vectors(stored_mixing(kernel, post.pairs), state_terms(kernel, post.pairs, obs))
     own = self_kernel(kernel, obs, post.pairs.action.shape[-1])
     return jnp.matmul(post.weights, vectors, precision=_HIGHEST), jnp.sqrt(width_sq(lam, own, whiten(post, vectors)))
@@ -315,8 +346,8 @@ def width_sq(lam: Any, own: Array, whitened: Array) -> Array:
 
 def add_row(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, row: Array, obs: Array) -> Table:
     """Puts state `obs` `[l]` into row `row` of the table, with its mean and width."""
-    kernel, lam = in_dtype((kernel, lam), post.whitener.dtype)
-    obs = jnp.asarray(obs, post.whitener.dtype)
+    kernel, lam = in_dtype((kernel, lam), post.dtype)
+    obs = jnp.asarray(obs, post.dtype)
     mean, width = predict(kernel, lam, post, obs)
     return put_row(table, row, obs, state_terms(kernel, post.pairs, obs), mean, width**2, True)
 
@@ -325,24 +356,27 @@ def put_row(
     table: Table, row: Array, obs: Array, terms: Array, mean: Array, squared: Array, is_wanted: Any
 ) -> Table:
     """`add_row` for a caller that has the row's `[J, T]` terms, `[A]` mean and `[A]` squared width already."""
+    is_written = ((jnp.arange(table.obs.shape[0]) == row) & is_wanted)[:, None]
     return Table(
-        obs=write(table.obs, row, obs, is_wanted),
+        obs=jnp.where(is_written, obs, table.obs),
         cross=write(table.cross, row, terms.ravel(), is_wanted),
-        mean=write(table.mean, row, mean, is_wanted),
-        width_sq=write(table.width_sq, row, squared, is_wanted),
+        mean=jnp.where(is_written, mean, table.mean),
+        width_sq=jnp.where(is_written, squared, table.width_sq),
     )
 
 
 def refresh(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, update: Update) -> Table:
     """Brings a table up to date after `append` (`post` is the posterior after it): one pass over `cross`."""
     slot = post.count - 1
-    dtype = post.whitener.dtype
+    dtype = post.dtype
     kernel, lam = in_dtype((kernel, lam), dtype)
     newest = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, slot, keepdims=False), post.pairs)
     column = jax.vmap(lambda obs: kernel.terms(obs, newest))(table.obs)
+    # Where nothing was stored this writes the column of the pair before, which is there already.
     cross = table.cross
     for term in range(column.shape[1]):
-        cross = write(cross, term * post.capacity + slot, column[:, term].astype(dtype), update.is_stored, axis=1)
+        at = term * post.capacity + slot
+        cross = lax.dynamic_update_index_in_dim(cross, column[:, term].astype(dtype), at, axis=1)
     mean, change = product(stored_mixing(kernel, post.pairs), cross, post.weights, update.direction)
     fallen = jnp.maximum(table.width_sq - change**2 / (lam * update.kappa), 0.0)
     return Table(

@@ -1,0 +1,159 @@
+"""Training and evaluation on a task: pure functions that run whole inside jit and vmap."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kqljax import checks
+from kqljax.kql import KQLConfig, KQLInfo, KQLState, Transition, kql_act, kql_grow, kql_init, kql_step_and_act
+from kqljax.tasks import Task
+
+Array = jax.Array
+
+STAGES = 5
+"""Capacities a run goes through: more cost compile time, fewer cost run time (benchmarks/step_time.py)."""
+
+
+class TrainLog(NamedTuple):
+    """What happened at each of N steps.
+
+    Attributes:
+      action: `[N]`.
+      raw_reward: `[N]` the environment's own rewards.
+      terminated: `[N]` bool.
+      truncated: `[N]` bool.
+      episode_return: `[N]` sum of raw rewards of the episode up to and with this step.
+      info: `KQLInfo` with `[N]` fields.
+    """
+
+    action: Array
+    raw_reward: Array
+    terminated: Array
+    truncated: Array
+    episode_return: Array
+    info: KQLInfo
+
+
+class TrainRun(NamedTuple):
+    """Result of `train`.
+
+    Attributes:
+      state: the state after the last step.
+      log: what happened at each step.
+      curve: `[E, num_episodes]` returns at the steps of `eval_at`; `[0, num_episodes]` where there are none.
+    """
+
+    state: KQLState
+    log: TrainLog
+    curve: Array
+
+
+class _Carry(NamedTuple):
+    state: KQLState
+    env_state: Any
+    obs: Array
+    action: Array
+    episode_return: Array
+
+
+def train(
+    task: Task,
+    cfg: KQLConfig,
+    key: Array,
+    num_steps: int | None = None,
+    *,
+    dtype: Any = None,
+    stages: int = STAGES,
+    eval_at: tuple[int, ...] = (),
+    eval_episodes: int = 20,
+) -> TrainRun:
+    """Runs Algorithm 1 on a task.
+
+    Pure: jit it, vmap it over keys and over the numbers in `cfg`. One jit holds the whole run; the state grows through
+    `stages` capacities inside.
+
+    Args:
+      num_steps: steps of the environment, by default `cfg.horizon`.
+      dtype: of the state, see `kql_init`.
+      eval_at: steps after which the policy is evaluated on `eval_episodes` episodes, for a learning curve.
+    """
+    num_steps = cfg.horizon if num_steps is None else num_steps
+    checks.whole_number("num_steps", num_steps, 1, "It is the number of environment steps.")
+    checks.whole_number("stages", stages, 1, "One stage is a fixed capacity.")
+    if num_steps > cfg.horizon:
+        raise ValueError(
+            f"num_steps={num_steps} is more than the config's horizon={cfg.horizon}, the transitions it can hold. "
+            "Make the config with a larger horizon."
+        )
+    wrong = [step for step in eval_at if not 1 <= step <= num_steps]
+    if wrong:
+        raise ValueError(f"eval_at must lie in 1..{num_steps}, got {wrong[0]}.")
+    reset_key, act_key, step_key, eval_key = jax.random.split(key, 4)
+    obs, env_state = task.reset(reset_key)
+
+    capacities = sorted({-(-num_steps * (stage + 1) // stages) for stage in range(stages)})
+    state = kql_init(cfg, task.obs_dim, dtype, capacity=capacities[0])
+    action, _ = kql_act(cfg, state, obs, act_key)
+    carry = _Carry(state, env_state, obs, action, jnp.zeros(()))
+
+    def body(carry: _Carry, key: Array) -> tuple[_Carry, TrainLog]:
+        env_key, act_key = jax.random.split(key)
+        step = task.step(env_key, carry.env_state, carry.action)
+        transition = Transition(carry.obs, carry.action, step.reward, step.next_obs, step.terminated)
+        state, info, action, _ = kql_step_and_act(cfg, carry.state, transition, step.obs, act_key)
+        episode_return = carry.episode_return + step.raw_reward
+        log = TrainLog(carry.action, step.raw_reward, step.terminated, step.truncated, episode_return, info)
+        is_over = step.terminated | step.truncated
+        return _Carry(state, step.env_state, step.obs, action, jnp.where(is_over, 0.0, episode_return)), log
+
+    logs, curve, done = [], [], 0
+    for stop in sorted({*capacities, *eval_at}):
+        capacity = next(size for size in capacities if size >= stop)
+        if capacity > carry.state.capacity:
+            carry = carry._replace(state=kql_grow(carry.state, capacity, is_full=True))
+        step_keys = jax.vmap(lambda step: jax.random.fold_in(step_key, step))(jnp.arange(done, stop))
+        carry, log = lax.scan(body, carry, step_keys)
+        logs.append(log)
+        done = stop
+        if stop in eval_at:
+            curve.append(evaluate(task, cfg, carry.state, jax.random.fold_in(eval_key, stop), eval_episodes))
+    log = jax.tree.map(lambda *parts: jnp.concatenate(parts), *logs)
+    return TrainRun(carry.state, log, jnp.stack(curve) if curve else jnp.zeros((0, eval_episodes)))
+
+
+def evaluate(task: Task, cfg: KQLConfig, state: KQLState, key: Array, num_episodes: int = 100) -> Array:
+    """Undiscounted raw returns `[num_episodes]` of the policy that maximises Q-tilde, without learning.
+
+    All episodes run side by side, until the last one is over.
+    """
+    checks.whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
+
+    def act(obs: Array, key: Array) -> Array:
+        return kql_act(cfg, state, obs, key)[0]
+
+    return rollout_returns(task, act, key, num_episodes)
+
+
+def rollout_returns(task: Task, act: Any, key: Array, num_episodes: int) -> Array:
+    """Raw returns `[num_episodes]` of any policy `act(obs [l], key) -> action []`."""
+    reset_key, step_key = jax.random.split(key)
+    obs, env_state = jax.vmap(task.reset)(jax.random.split(reset_key, num_episodes))
+
+    def is_going(carry: Any) -> Array:
+        step, _, _, _, is_over = carry
+        return (step < task.max_steps) & ~jnp.all(is_over)
+
+    def advance(carry: Any) -> Any:
+        step, obs, env_state, returns, is_over = carry
+        act_key, env_key = jax.random.split(jax.random.fold_in(step_key, step))
+        action = jax.vmap(act)(obs, jax.random.split(act_key, num_episodes))
+        after = jax.vmap(task.step)(jax.random.split(env_key, num_episodes), env_state, action)
+        returns = returns + jnp.where(is_over, 0.0, after.raw_reward)
+        return step + 1, after.obs, after.env_state, returns, is_over | after.terminated | after.truncated
+
+    start = (jnp.zeros((), jnp.int32), obs, env_state, jnp.zeros(num_episodes), jnp.zeros(num_episodes, bool))
+    return lax.while_loop(is_going, advance, start)[3]

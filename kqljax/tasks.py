@@ -1,0 +1,276 @@
+"""Tasks: an environment with what KQL needs to know about it.
+
+A task is a gymnax environment (or any object with gymnax's `step`, `reset` and spaces) together with the map of its
+observations to [-1, 1], of its rewards to [0, 1], a list of discrete actions, and the reward of the absorbing state that
+follows termination. It is a pytree: environment parameters and ranges are leaves, so a task can be vmapped over them.
+
+    task = make_task("MountainCar-v0")
+    obs, env_state = task.reset(key)
+    step = task.step(key, env_state, action)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kqljax.errors import describe
+from kqljax.kernels import RBF, Kernel
+from kqljax.kql import KQLConfig
+
+Array = jax.Array
+
+
+class TaskStep(NamedTuple):
+    """One step of a task.
+
+    Attributes:
+      obs: `[l]` normalised observation to act on next: the first of a new episode where this one is over.
+      env_state: state of the environment to go on from.
+      next_obs: `[l]` normalised true successor, also where the episode is over.
+      reward: `[]` normalised reward in [0, 1].
+      raw_reward: `[]` the environment's own reward.
+      terminated: `[]` bool, the task ended.
+      truncated: `[]` bool, the time limit was reached.
+    """
+
+    obs: Array
+    env_state: Any
+    next_obs: Array
+    reward: Array
+    raw_reward: Array
+    terminated: Array
+    truncated: Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "centre", "half_width", "reward_low", "reward_high", "actions"],
+    meta_fields=["name", "env", "num_actions", "max_steps", "eta", "clips"],
+)
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """An environment with its normalisation. Make one with `make_task` or `Task.wrap`.
+
+    Attributes:
+      name: for tables and errors.
+      env: gymnax environment.
+      params: its parameters.
+      num_actions: A.
+      max_steps: steps an episode lasts at most.
+      centre, half_width: `[l]`; an observation becomes (obs - centre) / half_width.
+      clips: whether normalised observations are cut off at -1 and 1.
+      reward_low, reward_high: raw rewards that become 0 and 1.
+      actions: `[A]` what the environment is given for each action index, or None for the index itself.
+      eta: the paper's kernel width for this task.
+    """
+
+    name: str
+    env: Any
+    params: Any
+    num_actions: int
+    max_steps: int
+    centre: Any
+    half_width: Any
+    clips: bool
+    reward_low: Any
+    reward_high: Any
+    actions: Any
+    eta: float
+
+    @property
+    def obs_dim(self) -> int:
+        """l, the length of an observation."""
+        return np.shape(self.half_width)[-1]
+
+    def normalise(self, obs: Array) -> Array:
+        """Raw observation `[l]` to [-1, 1]^l."""
+        dtype = jnp.zeros(()).dtype
+        scaled = (jnp.asarray(obs, dtype) - jnp.asarray(self.centre, dtype)) / jnp.asarray(self.half_width, dtype)
+        return jnp.clip(scaled, -1.0, 1.0) if self.clips else scaled
+
+    def unit_reward(self, reward: Any) -> Array:
+        """Raw reward to [0, 1]; rounding beyond the ends is cut off."""
+        return jnp.clip((reward - self.reward_low) / (self.reward_high - self.reward_low), 0.0, 1.0)
+
+    def reset(self, key: Array) -> tuple[Array, Any]:
+        """First observation `[l]` of an episode and the environment's state."""
+        obs, env_state = self.env.reset(key, self.params)
+        return self.normalise(obs), self._stable(key, env_state)
+
+    def step(self, key: Array, env_state: Any, action: Array) -> TaskStep:
+        """Takes the action with index `action` `[]`; a finished episode is followed by a new one."""
+        obs, new_state, raw, terminated, truncated, info = self._raw_step(key, env_state, action)
+        dtype = jnp.zeros(()).dtype
+        return TaskStep(
+            obs=self.normalise(obs),
+            env_state=jax.tree.map(lambda new, old: jnp.asarray(new, jnp.asarray(old).dtype), new_state, env_state),
+            next_obs=self.normalise(info["final_observation"]),
+            reward=self.unit_reward(jnp.asarray(raw, dtype)),
+            raw_reward=jnp.asarray(raw, dtype),
+            terminated=jnp.asarray(terminated, bool),
+            truncated=jnp.asarray(truncated, bool) & ~jnp.asarray(terminated, bool),
+        )
+
+    def _raw_step(self, key: Array, env_state: Any, action: Array) -> Any:
+        if self.actions is not None:
+            action = jnp.asarray(self.actions, jnp.zeros(()).dtype)[action]
+        return self.env.step(key, env_state, action, self.params)
+
+    def _stable(self, key: Array, env_state: Any) -> Any:
+        """The state with the dtypes that a step gives it, so that it can be carried through a scan."""
+        env_state = jax.tree.map(jnp.asarray, env_state)
+        _, after, *_ = jax.eval_shape(self._raw_step, key, env_state, jnp.zeros((), jnp.int32))
+        return jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), env_state, after)
+
+    def config(self, kernel: Kernel | None = None, horizon: int = 1000, **overrides: Any) -> KQLConfig:
+        """A config for this task: its number of actions, its terminal value and, by default, the paper's RBF kernel.
+
+        After the end the environment pays raw reward 0 for ever, so the terminal value is that reward, normalised,
+        over 1 - gamma.
+        """
+        kernel = RBF(eta=self.eta) if kernel is None else kernel
+        if "terminal_value" not in overrides:
+            unit = (0.0 - self.reward_low) / (self.reward_high - self.reward_low)
+            overrides["terminal_value"] = unit / (1.0 - overrides.get("gamma", KQLConfig.gamma))
+        return KQLConfig(kernel=kernel, num_actions=self.num_actions, horizon=horizon, **overrides)
+
+    @classmethod
+    def wrap(
+        cls,
+        env: Any,
+        params: Any = None,
+        *,
+        reward_range: tuple[float, float],
+        obs_bounds: tuple[Any, Any] | None = None,
+        actions: Sequence[float] | None = None,
+        max_steps: int | None = None,
+        clips: bool = False,
+        name: str | None = None,
+        eta: float = 0.02,
+    ) -> Task:
+        """A task from any environment with gymnax's interface.
+
+        Args:
+          env: object with `reset(key, params)`, `step(key, state, action, params)` (gymnax 1.x: six values and
+            `info["final_observation"]`), `observation_space(params)` and `action_space(params)`.
+          params: its parameters, by default `env.default_params`.
+          reward_range: raw rewards that become 0 and 1.
+          obs_bounds: low `[l]` and high `[l]`, by default the bounds of the observation space.
+          actions: values for each action index; needed for a Box of actions.
+          max_steps: episode length, by default `params.max_steps_in_episode`.
+          clips: cut normalised observations off at -1 and 1.
+        """
+        params = env.default_params if params is None else params
+        name = name or getattr(env, "name", type(env).__name__)
+        low, high = _bounds(name, env, params, obs_bounds)
+        space = env.action_space(params)
+        if actions is None:
+            if not hasattr(space, "n"):
+                raise ValueError(
+                    f"{name} has continuous actions: give actions=, the values to choose from, for example "
+                    "actions=(-2.0, 0.0, 2.0)."
+                )
+            num_actions = int(space.n)
+        else:
+            num_actions = len(actions)
+        worst, best = (float(end) for end in reward_range)
+        if not (math.isfinite(worst) and math.isfinite(best) and worst < best):
+            raise ValueError(f"reward_range must be (lowest, highest) with lowest < highest, got {reward_range}.")
+        steps = max_steps if max_steps is not None else getattr(params, "max_steps_in_episode", None)
+        if steps is None:
+            raise ValueError(f"{name} has no max_steps_in_episode: give max_steps=, the length of an episode.")
+        return cls(
+            name=name,
+            env=env,
+            params=params,
+            num_actions=num_actions,
+            max_steps=int(steps),
+            centre=(low + high) / 2,
+            half_width=(high - low) / 2,
+            clips=clips,
+            reward_low=worst,
+            reward_high=best,
+            actions=None if actions is None else np.asarray(actions, np.float64),
+            eta=eta,
+        )
+
+
+def _bounds(name: str, env: Any, params: Any, given: tuple[Any, Any] | None) -> tuple[np.ndarray, np.ndarray]:
+    source = "obs_bounds"
+    if given is None:
+        space = env.observation_space(params)
+        source = f"the observation space of {name}"
+        if not hasattr(space, "low"):
+            raise ValueError(f"{source} is {describe(space)}, not a box: give obs_bounds=(low, high).")
+        shape = tuple(space.shape)
+        given = tuple(np.broadcast_to(np.asarray(end, np.float64), shape) for end in (space.low, space.high))
+    low, high = (np.asarray(end, np.float64) for end in given)
+    if low.ndim != 1 or low.shape != high.shape:
+        raise ValueError(f"{source} must be two vectors of one length, got shapes {low.shape} and {high.shape}.")
+    if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high)) and np.all(low < high) and np.all(high < 1e30)):
+        raise ValueError(
+            f"{source} runs from {low.tolist()} to {high.tolist()}: every bound must be finite, and low below high. "
+            "Give obs_bounds=(low, high)."
+        )
+    return low, high
+
+
+def _mountain_car() -> Task:
+    return Task.wrap(_env("MountainCar-v0"), reward_range=(-1.0, 0.0))
+
+
+def _pendulum() -> Task:
+    # The paper's {-1, 0, 1} are multiples of the largest torque.
+    worst = -(math.pi**2 + 0.1 * 8.0**2 + 0.001 * 2.0**2)
+    return Task.wrap(_env("Pendulum-v1"), reward_range=(worst, 0.0), actions=(-2.0, 0.0, 2.0), eta=1.0)
+
+
+def _acrobot() -> Task:
+    high = np.array([1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi])
+    return Task.wrap(_env("Acrobot-v1"), reward_range=(-1.0, 0.0), obs_bounds=(-high, high))
+
+
+def _cart_pole(name: str, max_steps: int) -> Task:
+    env = _env("CartPole-v1")
+    high = np.array([2.4, 3.0, 0.2095, 3.5])
+    return Task.wrap(
+        env,
+        env.default_params.replace(max_steps_in_episode=max_steps),
+        reward_range=(0.0, 1.0),
+        obs_bounds=(-high, high),
+        clips=True,
+        name=name,
+    )
+
+
+@functools.cache
+def _env(name: str) -> Any:
+    # One object a name: jit takes environments as static and knows them by identity.
+    return gymnax.make(name)[0]
+
+
+TASKS = {
+    "MountainCar-v0": _mountain_car,
+    "Pendulum-v1": _pendulum,
+    "Acrobot-v1": _acrobot,
+    "CartPole-v0": functools.partial(_cart_pole, "CartPole-v0", 200),
+    "CartPole-v1": functools.partial(_cart_pole, "CartPole-v1", 500),
+}
+
+
+def make_task(name: str) -> Task:
+    """One of the paper's tasks, by the name of its gym environment; CartPole-v0 lasts 200 steps, CartPole-v1 500."""
+    if name not in TASKS:
+        raise ValueError(
+            f"unknown task {name!r}. Known: {', '.join(TASKS)}. For another environment use kqljax.Task.wrap."
+        )
+    return TASKS[name]()
