@@ -59,11 +59,8 @@ def check_config(cfg: KQLConfig, obs_dim: int | None = None) -> None:
     check_static(cfg)
     if not is_known(cfg):
         raise ValueError("KQLConfig.validate() looks at values: call it outside jax.jit and jax.vmap.")
-    gamma, lam, beta, end = (
-        _real(name, getattr(cfg, name)) for name in ("gamma", "lam", "beta", "terminal_value")
-    )
-    _require("gamma", gamma, (gamma >= 0) & (gamma < 1), "in [0, 1)", "The paper uses 0.95.")
-    _require("lam", lam, np.isfinite(lam) & (lam > 0), "above 0", "The paper uses 1 / (10 * horizon).")
+    gamma, lam = check_gamma_and_lam(cfg.gamma, cfg.lam)
+    beta, end = _real("beta", cfg.beta), _real("terminal_value", cfg.terminal_value)
     _require("beta", beta, np.isfinite(beta) & (beta >= 0), "at least 0", "The paper uses sqrt(lam) / (1 - gamma).")
     tolerance = 1e-5
     _require(
@@ -80,6 +77,14 @@ def check_config(cfg: KQLConfig, obs_dim: int | None = None) -> None:
         )
     if obs_dim is not None:
         _check_normalisation(cfg, obs_dim)
+
+
+def check_gamma_and_lam(gamma: Any, lam: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The two numbers that others are derived from, as float64."""
+    gamma, lam = _real("gamma", gamma), _real("lam", lam)
+    _require("gamma", gamma, (gamma >= 0) & (gamma < 1), "in [0, 1)", "The paper uses 0.95.")
+    _require("lam", lam, np.isfinite(lam) & (lam > 0), "above 0", "The paper uses 1 / (10 * horizon).")
+    return gamma, lam
 
 
 def _real(name: str, value: Any) -> np.ndarray:
@@ -134,7 +139,23 @@ def check_dtype(cfg: KQLConfig, dtype: Any) -> np.dtype:
         raise ValueError(f"dtype must be float32 or float64, got {wanted}.")
     if wanted == np.dtype("float64") and not x64:
         raise ValueError(f"dtype float64 is switched off in jax. {X64_REMEDY}")
+    if wanted == np.dtype("float32") and is_known(cfg.lam):
+        lam, least = float(np.min(np.asarray(cfg.lam))), least_float32_lam(cfg.horizon)
+        if lam < least:
+            raise ValueError(
+                f"the exact engine cannot keep its factor in float32 at lam={lam:.3g} and horizon={cfg.horizon}: it would "
+                f"diverge (docs/numerics.md). Use float64, or lam of at least {least:.2g}. {X64_REMEDY}"
+            )
     return wanted
+
+
+def least_float32_lam(horizon: int) -> float:
+    """The smallest lam that the exact engine takes in float32, 32 T eps: there Q-hat stays within 1% of its range.
+
+    The Gram matrix has eigenvalues up to T, so rounding perturbs it by about T eps, and lam must stand well above that.
+    benchmarks/numerics.py prints what happens on either side.
+    """
+    return 32 * horizon * float(np.finfo(np.float32).eps)
 
 
 X64_REMEDY = (

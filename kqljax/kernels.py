@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from kqljax.errors import describe
+from kqljax.pytrees import register
 
 Array = jax.Array
 
@@ -66,7 +67,7 @@ class Kernel:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True)(cls)
-        jax.tree_util.register_dataclass(cls)
+        register(cls)
 
     def evaluate(self, x: Pair, y: Pair) -> Array:
         """The kernel of two single pairs, a scalar."""

@@ -17,21 +17,24 @@ Conventions that the paper leaves open (docs/conventions.md has the reasons):
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from kqljax import checks
+from kqljax.errors import is_known
 from kqljax.kernels import Kernel, Pair
 from kqljax.posterior import gram
+from kqljax.pytrees import register
 
 Array = jax.Array
 
 TIE_BREAKS = ("first", "random")
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@functools.partial(register, static=("num_actions", "horizon", "backups", "tie_break"))
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KQLConfig:
     """What Algorithm 1 takes as parameters.
@@ -63,11 +66,13 @@ class KQLConfig:
     tie_break: str = "first"
 
     def __post_init__(self) -> None:
-        # Only defaults here: leaves may be tracers. Values are checked by validate().
+        # Defaults, and of values only what they need: leaves may be tracers. The rest is for validate().
         checks.check_static(self)
         if self.lam is None:
             object.__setattr__(self, "lam", 1.0 / (10 * self.horizon))
         if self.beta is None:
+            if is_known(self.gamma, self.lam):
+                checks.check_gamma_and_lam(self.gamma, self.lam)
             object.__setattr__(self, "beta", self.lam**0.5 / (1 - self.gamma))
 
     def validate(self, obs_dim: int | None = None) -> KQLConfig:
@@ -78,22 +83,6 @@ class KQLConfig:
         """
         checks.check_config(self, obs_dim)
         return self
-
-    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        children = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in _LEAVES]
-        return children, tuple(getattr(self, name) for name in _STATIC)
-
-    @classmethod
-    def tree_unflatten(cls, static: Any, leaves: Any) -> KQLConfig:
-        # Past __init__: a leaf may be anything here, and None (as in vmap's in_axes) must stay None.
-        config = object.__new__(cls)
-        for name, value in zip((*_STATIC, *_LEAVES), (*static, *leaves), strict=True):
-            object.__setattr__(config, name, value)
-        return config
-
-
-_LEAVES = ("kernel", "gamma", "lam", "beta", "terminal_value")
-_STATIC = ("num_actions", "horizon", "backups", "tie_break")
 
 
 class Transition(NamedTuple):

@@ -25,6 +25,7 @@ import numpy as np
 from kqljax.errors import describe
 from kqljax.kernels import RBF, Kernel
 from kqljax.kql import KQLConfig
+from kqljax.pytrees import register
 
 Array = jax.Array
 
@@ -51,11 +52,7 @@ class TaskStep(NamedTuple):
     truncated: Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["params", "centre", "half_width", "reward_low", "reward_high", "actions"],
-    meta_fields=["name", "env", "num_actions", "max_steps", "eta", "clips"],
-)
+@functools.partial(register, static=("name", "env", "num_actions", "max_steps", "clips", "eta"))
 @dataclasses.dataclass(frozen=True)
 class Task:
     """An environment with its normalisation. Make one with `make_task` or `Task.wrap`.

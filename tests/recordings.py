@@ -26,7 +26,7 @@ def _cart_pole(obs):
 TASKS = {
     # name: normalisation, reward to [0, 1], actions, terminal value for gamma = 0.95, time limit
     "MountainCar-v0": (_mountain_car, lambda reward: reward + 1.0, 3, 20.0, 90),
-    "CartPole-v1": (_cart_pole, lambda reward: reward, 2, 0.0, 25),
+    "CartPole-v1": (_cart_pole, lambda reward: reward, 2, 0.0, 60),
 }
 
 

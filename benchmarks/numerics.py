@@ -1,0 +1,87 @@
+"""What float32 costs the exact engine: recorded runs of the four tasks, replayed in float32 and compared with float64.
+
+    python benchmarks/numerics.py            # the table of docs/numerics.md, about two minutes
+    python benchmarks/numerics.py --smoke    # seconds, for the tests
+
+For each task and ridge parameter one run is recorded in float64; its transitions are then replayed through the engine in
+both precisions. Errors are in units of value, whose range is 0 to 1 / (1 - gamma) = 20.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import kqljax
+from kqljax.checks import least_float32_lam
+from kqljax.kql import KQLConfig, KQLState
+
+TASKS = ("MountainCar-v0", "CartPole-v0", "Pendulum-v1", "Acrobot-v1")
+
+
+def replay(cfg: KQLConfig, state: KQLState, transitions: kqljax.Transition):
+    """Q-hat, width and action before each transition, and what Info said of it."""
+
+    def body(state, transition):
+        q_hat, width = kqljax.kql_predict(cfg, state, transition.obs)
+        action, _ = kqljax.kql_act(cfg, state, transition.obs)
+        state, info = kqljax.kql_step(cfg, state, transition)
+        return state, (q_hat, width, action, info)
+
+    return jax.lax.scan(body, state, transitions)[1]
+
+
+def empty(cfg: KQLConfig, obs_dim: int, dtype) -> KQLState:
+    # kql_init refuses what this script measures. A traced lam it cannot see.
+    return jax.jit(lambda cfg: kqljax.kql_init(cfg, obs_dim, dtype))(cfg)
+
+
+def measure(name: str, lam: float, horizon: int) -> dict:
+    task = kqljax.make_task(name)
+    cfg = task.config(horizon=horizon, lam=lam)
+    state = jax.jit(kqljax.train)(task, cfg, jax.random.key(0)).state
+    transitions = kqljax.Transition(
+        state.posterior.pairs.obs,
+        jnp.argmax(state.posterior.pairs.action, axis=1).astype(jnp.int32),
+        state.reward,
+        state.table.obs,
+        state.terminated,
+    )
+    run = jax.jit(replay)
+    q64, w64, a64, _ = run(cfg, empty(cfg, task.obs_dim, jnp.float64), transitions)
+    q32, w32, a32, info = run(cfg, empty(cfg, task.obs_dim, jnp.float32), transitions)
+    return {
+        "task": name,
+        "lam": lam,
+        "q_hat": float(np.abs(np.asarray(q32, np.float64) - q64).max()),
+        "bonus": float(np.abs(np.asarray(w32, np.float64) - w64).max() * cfg.beta),
+        "same": float(np.mean(np.asarray(a32 == a64))),
+        "residual": float(np.max(info.residual)),
+        "finite": bool(np.all(info.is_finite)),
+    }
+
+
+def main(argv=None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="one task, 60 steps")
+    parser.add_argument("--horizon", type=int, default=1000, help="steps of each run (default 1000)")
+    args = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    horizon = 60 if args.smoke else args.horizon
+    least = least_float32_lam(horizon)
+    print(f"T = {horizon}, jax {jax.__version__} on {jax.devices()[0].platform}. float32 is refused below lam = {least:.2g}.\n")
+    print("| task | lam | largest error of Q-hat | of beta * width | same action | largest residual | finite |")
+    print("|---|---|---|---|---|---|---|")
+    for name in TASKS[:1] if args.smoke else TASKS:
+        for lam in (1.0 / (10 * horizon), least / 4, least, 4 * least):
+            row = measure(name, lam, horizon)
+            print(
+                f"| {name} | {lam:.1e} | {row['q_hat']:.2g} | {row['bonus']:.2g} | {row['same']:.1%} "
+                f"| {row['residual']:.2g} | {'yes' if row['finite'] else 'no'} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

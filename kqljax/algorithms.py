@@ -1,0 +1,185 @@
+"""The algorithms of the paper's comparison, by name and behind one interface.
+
+    algorithm = make_algorithm("kql-rbf")
+    cfg = algorithm.config(task, num_steps)
+    run = algorithm.train(task, cfg, key, num_steps)
+    returns = algorithm.evaluate(task, cfg, run.state, key, num_episodes)
+
+Configs are pytrees whose numbers are leaves, so a compiled `train` serves every config of the same kind. The modules of
+the baselines are imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kqljax import rollout
+from kqljax.kernels import Linear
+from kqljax.tasks import Task
+
+Array = jax.Array
+
+CURVE_EPISODES = 20
+"""Evaluation episodes at each point of a learning curve."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """One row of the table.
+
+    Attributes:
+      name: as on the command line.
+      config: (task, num_steps) -> config, a pytree.
+      train: (task, config, key, num_steps) -> run with `.state` and `.log`.
+      evaluate: (task, config, state, key, num_episodes) -> returns `[num_episodes]`.
+      is_sound: run -> `[]` bool, every step was learned from and every value was a number.
+      chunk: seeds that run side by side in one program.
+      training, evaluation: rough seconds for 1000 steps and for 100 episodes of 200 steps, for the time left.
+      curve: (task, config, key, num_steps, points) -> returns `[points, CURVE_EPISODES]`, or None without curves.
+    """
+
+    name: str
+    config: Callable[[Task, int], Any]
+    train: Callable[[Task, Any, Array, int], Any]
+    evaluate: Callable[[Task, Any, Any, Array, int], Array]
+    is_sound: Callable[[Any], Array]
+    chunk: int
+    training: float
+    evaluation: float
+    curve: Callable[[Task, Any, Array, int, int], Array] | None = None
+
+
+def curve_steps(num_steps: int, points: int) -> tuple[int, ...]:
+    """`points` evenly spaced steps (fewer where there are fewer steps), the last of them `num_steps`."""
+    return tuple(sorted({-(-num_steps * (i + 1) // points) for i in range(points)}))
+
+
+def _stages(num_steps: int) -> int:
+    # Under 200 slots a smaller capacity saves less time than compiling its stage costs.
+    return max(1, min(rollout.STAGES, num_steps // 200))
+
+
+def _kql_train(task: Task, cfg: Any, key: Array, num_steps: int) -> rollout.TrainRun:
+    return rollout.train(task, cfg, key, num_steps, stages=_stages(num_steps))
+
+
+def _kql_curve(task: Task, cfg: Any, key: Array, num_steps: int, points: int) -> Array:
+    return rollout.train(
+        task,
+        cfg,
+        key,
+        num_steps,
+        stages=_stages(num_steps),
+        eval_at=curve_steps(num_steps, points),
+        eval_episodes=CURVE_EPISODES,
+    ).curve
+
+
+def _kql_is_sound(run: rollout.TrainRun) -> Array:
+    return jnp.all(run.log.info.is_stored & run.log.info.is_finite)
+
+
+def _kql(name: str, config: Callable[[Task, int], Any]) -> Algorithm:
+    # One seed at a time: its products already fill the cores, and batched ones are slower on the CPU
+    # (two seeds side by side took four times as long as one).
+    return Algorithm(
+        name,
+        config,
+        _kql_train,
+        rollout.evaluate,
+        _kql_is_sound,
+        chunk=1,
+        training=0.6,
+        evaluation=1.5,
+        curve=_kql_curve,
+    )
+
+
+def _dqn() -> Algorithm:
+    from kqljax.baselines import dqn
+
+    return Algorithm(
+        "dqn",
+        lambda task, num_steps: dqn.default_config(task),
+        dqn.train,
+        dqn.evaluate,
+        lambda run: jnp.all(run.log.is_finite),
+        # Four seeds side by side took as long as four in a row, and an interrupted run loses one chunk.
+        chunk=1,
+        training=20.0,
+        evaluation=0.05,
+    )
+
+
+def _kovi() -> Algorithm:
+    from kqljax.baselines import kovi
+
+    return Algorithm(
+        "kovi",
+        kovi.default_config,
+        kovi.train,
+        kovi.evaluate,
+        lambda run: jnp.all(run.log.is_finite | ~run.log.is_taken),
+        # Its plans are products that fill the cores, as KQL's.
+        chunk=1,
+        training=8.0,
+        evaluation=0.4,
+    )
+
+
+def _random() -> Algorithm:
+    from kqljax.baselines import random
+
+    # Hardly any work a seed: many at once save the time between calls.
+    return Algorithm(
+        "random",
+        lambda task, num_steps: random.default_config(task),
+        random.train,
+        random.evaluate,
+        lambda run: jnp.ones((), bool),
+        chunk=10,
+        training=0.0,
+        evaluation=0.01,
+    )
+
+
+_MAKERS: dict[str, Callable[[], Algorithm]] = {
+    "kql-rbf": lambda: _kql("kql-rbf", lambda task, num_steps: task.config(horizon=num_steps)),
+    "kql-linear": lambda: _kql("kql-linear", lambda task, num_steps: task.config(kernel=Linear(), horizon=num_steps)),
+    "kql-greedy": lambda: _kql("kql-greedy", lambda task, num_steps: task.config(horizon=num_steps, beta=0.0)),
+    "dqn": _dqn,
+    "kovi": _kovi,
+    "random": _random,
+}
+ALGORITHMS = {
+    "kql-rbf": "KQL with the Gaussian kernel, the paper's method",
+    "kql-linear": "KQL with the linear kernel",
+    "kql-greedy": "KQL with the Gaussian kernel and beta = 0: what optimism buys",
+    "dqn": "DQN with the paper's parameters (Stable-Baselines3 and its zoo)",
+    "kovi": "KOVI, episodic kernel value iteration, with KQL's kernel and lambda",
+    "random": "the uniformly random policy",
+}
+"""Name -> one line for the help, which must not import the networks of DQN."""
+
+
+@functools.cache
+def make_algorithm(name: str) -> Algorithm:
+    """One of the table's algorithms, by name; its module is imported when it is asked for."""
+    if name not in _MAKERS:
+        raise ValueError(unknown_name("algorithm", name, ALGORITHMS))
+    return _MAKERS[name]()
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that is not there: the closest one, and all of them."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
+    hint = f" Did you mean {by_lower[close[0]]}?" if close else ""
+    return f"unknown {kind} {name!r}.{hint} Known: {', '.join(by_lower.values())}."

@@ -1,0 +1,12 @@
+"""What KQL is compared with. Every module has the same shape:
+
+    cfg   = dqn.default_config(task)
+    run   = dqn.train(task, cfg, key, num_steps=1000)          # run.state, run.log; jittable, vmappable
+    ret   = dqn.evaluate(task, cfg, run.state, key, num_episodes=100)    # [100] undiscounted raw returns
+
+`random`: the uniform policy. `dqn`: DQN as Stable-Baselines3 does it. `kovi`: kernel optimistic value iteration.
+"""
+
+from kqljax.baselines import dqn, kovi, random
+
+__all__ = ["dqn", "kovi", "random"]

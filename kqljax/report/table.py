@@ -1,0 +1,61 @@
+"""The results as a table in the terminal, beside the paper's figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kqljax.report.records import Document
+
+
+def print_table(document: Document, console: Console) -> None:
+    """Rows are algorithms, columns tasks."""
+    settings, summary = document["settings"], document["summary"]
+    tasks = [task for task in settings["tasks"] if task in summary]
+    seeds = sorted({cell["num_seeds"] for cells in summary.values() for cell in cells.values()})
+    title = f"Table 1: {settings['steps']} steps, {settings['episodes']} episodes, {_range(seeds)} from {settings['first_seed']}"
+    table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left", show_lines=False)
+    table.caption = (
+        "IQM over seeds with its 95% bootstrap interval; mean ± std over all episodes, as the paper prints it; "
+        "seconds of training a seed, compilation apart."
+    )
+    table.add_column("algorithm", no_wrap=True)
+    table.add_column("", no_wrap=True, style="dim")
+    for task in tasks:
+        table.add_column(task, justify="right", no_wrap=True)
+    for algorithm in settings["algorithms"]:
+        cells = [summary[task].get(algorithm) for task in tasks]
+        rows: list[tuple[str, Any]] = [
+            ("IQM [95%]", _interval),
+            ("mean ± std", lambda cell: _spread(cell["pooled_mean"], cell["pooled_std"])),
+        ]
+        if any(cell and cell["paper_mean"] is not None for cell in cells):
+            rows.append(("paper", lambda cell: _spread(cell["paper_mean"], cell["paper_std"])))
+        rows.append(("s a seed", lambda cell: f"{cell['seconds_a_seed']:.2f}"))
+        for index, (label, words) in enumerate(rows):
+            style = "bold" if index == 0 else "dim" if index == len(rows) - 1 else None
+            texts = [words(cell) if cell else "" for cell in cells]
+            table.add_row(algorithm if index == 0 else "", label, *texts, style=style)
+        table.add_section()
+    console.print(table)
+    for task in tasks:
+        for algorithm, cell in summary[task].items():
+            if cell["unsound_seeds"]:
+                numbers = ", ".join(map(str, cell["unsound_seeds"]))
+                console.print(f"numerical trouble: {algorithm} on {task}, seeds {numbers}", style="red")
+
+
+def _range(seeds: list[int]) -> str:
+    if len(seeds) > 1:
+        return f"{seeds[0]} to {seeds[-1]} seeds"
+    return "no seeds" if not seeds else "1 seed" if seeds[0] == 1 else f"{seeds[0]} seeds"
+
+
+def _interval(cell: dict[str, Any]) -> str:
+    return f"{cell['iqm']:.1f} [{cell['low']:.1f}, {cell['high']:.1f}]".replace("[", r"\[")
+
+
+def _spread(mean: float | None, std: float | None) -> str:
+    return "" if mean is None else f"{mean:.2f} ± {std:.2f}"

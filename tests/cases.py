@@ -1,0 +1,86 @@
+"""One table of kernels that every invariant is checked on, each with an independent NumPy form on joined vectors."""
+
+import jax.numpy as jnp
+import numpy as np
+
+import kqljax
+
+
+class Cosine(kqljax.Kernel):
+    """A user's own kernel: one method, one parameter, no word about splitting."""
+
+    weight: float = 0.3
+
+    def evaluate(self, x, y):
+        same = jnp.dot(x.action, y.action)
+        return jnp.exp(-jnp.sum((x.obs - y.obs) ** 2) * self.weight) * (0.4 + 0.6 * same)
+
+
+def _squared(x, y):
+    return ((x[:, None] - y[None]) ** 2).sum(-1)
+
+
+def _rbf(eta):
+    return lambda x, y, length: np.exp(-eta * _squared(x, y))
+
+
+def _linear(x, y, length):
+    return x @ y.T / (2 * (length + 1)) + 0.5
+
+
+def _matern32(scale):
+    def kernel(x, y, length):
+        r = np.sqrt(3 * _squared(x, y)) / scale
+        return (1 + r) * np.exp(-r)
+
+    return kernel
+
+
+def _matern52(scale):
+    def kernel(x, y, length):
+        r = np.sqrt(5 * _squared(x, y)) / scale
+        return (1 + r + r**2 / 3) * np.exp(-r)
+
+    return kernel
+
+
+def _cosine(weight):
+    def kernel(x, y, length):
+        return np.exp(-weight * _squared(x[:, :length], y[:, :length])) * (0.4 + 0.6 * x[:, length:] @ y[:, length:].T)
+
+    return kernel
+
+
+def _both(left, right, combine):
+    return lambda x, y, length: combine(left(x, y, length), right(x, y, length))
+
+
+KERNELS = {
+    "rbf": (kqljax.RBF(eta=0.3), _rbf(0.3), 1),
+    "linear": (kqljax.Linear(), _linear, 1),
+    "matern32": (kqljax.Matern32(length_scale=0.8), _matern32(0.8), 2),
+    "matern52": (kqljax.Matern52(length_scale=1.5), _matern52(1.5), 2),
+    "user": (Cosine(weight=0.7), _cosine(0.7), 3),
+    "scaled": (0.5 * kqljax.RBF(eta=1.0), lambda x, y, n: 0.5 * _rbf(1.0)(x, y, n), 1),
+    "sum": (0.5 * kqljax.RBF(eta=1.0) + 0.5 * kqljax.Linear(), lambda x, y, n: 0.5 * _rbf(1.0)(x, y, n) + 0.5 * _linear(x, y, n), 2),
+    "product": (kqljax.RBF(eta=0.1) * kqljax.Matern32(), _both(_rbf(0.1), _matern32(1.0), np.multiply), 2),
+    "product with shift": (kqljax.RBF(eta=0.1) * kqljax.Linear(), _both(_rbf(0.1), _linear, np.multiply), 2),
+    "product of shifts": (kqljax.Linear() * kqljax.Linear(), _both(_linear, _linear, np.multiply), 3),
+    "sum with user": (0.5 * Cosine() + 0.5 * kqljax.RBF(eta=1.0), lambda x, y, n: 0.5 * _cosine(0.3)(x, y, n) + 0.5 * _rbf(1.0)(x, y, n), 3),
+    "product with user": (Cosine() * kqljax.RBF(eta=1.0), _both(_cosine(0.3), _rbf(1.0), np.multiply), 3),
+}  # fmt: skip
+"""name: kernel, NumPy form, number of stored terms with three actions."""
+
+
+def joined(obs, action, num_actions=3):
+    return np.concatenate([obs, np.eye(num_actions)[action]], axis=1)
+
+
+def pairs(obs, action, num_actions=3):
+    return kqljax.Pair(jnp.asarray(obs), jnp.eye(num_actions)[jnp.asarray(action)])
+
+
+def random_pairs(seed, count, length=2, num_actions=3):
+    """Observations `[count, length]` in [-1, 1] and actions `[count]`."""
+    rng = np.random.default_rng(seed)
+    return rng.uniform(-1, 1, (count, length)), rng.integers(0, num_actions, count)
