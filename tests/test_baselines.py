@@ -413,7 +413,7 @@ def kovi_run():
     # 11 steps: some episodes of CartPole end by themselves, some by the time limit.
     task = short("CartPole-v0", LENGTH)
     cfg = kovi.KOVIConfig(kernel=RBF(eta=0.5), lam=0.03, beta=0.4, tie_break="random", max_episodes=7)
-    return cfg, jax.jit(lambda key: kovi.train(task, cfg, key, 50))(jax.random.key(3))
+    return cfg, jax.jit(lambda key: kovi.train(task, cfg, key, 50))(KEY)
 
 
 def test_kovi_run_is_what_it_should_be(kovi_run):

@@ -110,7 +110,7 @@ def save_curves(document: Document, path: Path) -> Path:
         panel.set_title(task, loc="left", fontsize=10.5, color=_INK)
         panel.set_xlabel("environment steps", fontsize=9, color=_INK)
         panel.set_ylabel("return", fontsize=9, color=_INK)
-        panel.set_xlim(left=0)
+        panel.set_xlim(0, 1.03 * document["settings"]["steps"])
         panel.margins(y=0.08)
         panel.grid(axis="y", color="#E8E8E8", lw=0.7)
     for algorithm in algorithms:

@@ -1,0 +1,43 @@
+# Two commands: `make run` and `make test`. Both set up everything they need in .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types table1 bench clean
+
+help:            ## Show this list
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+run: $(READY)    ## A small version of the paper's Table 1, with a table and figures, in about three minutes
+	$(BIN)/kqljax table1 --seeds 2 --tasks MountainCar-v0 CartPole-v0 --episodes 20 --curve-points 0 \
+	  --algorithms kql-rbf kql-linear random --out results/run
+
+test: $(READY) lint types  ## All tests, with linter and type checker
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(READY)   ## Ruff, rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## Mypy
+	$(BIN)/mypy
+
+table1: $(READY) ## The paper's Table 1 with 30 seeds (an hour or two)
+	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rbf kql-linear kql-greedy dqn kovi random --out results/table1
+
+bench: $(READY)  ## Benchmarks of the exact engine; figures go to benchmarks/results
+	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/numerics.py
+
+clean:           ## Remove the virtual environment, caches and results
+	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

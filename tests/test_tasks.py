@@ -1,0 +1,143 @@
+"""Tasks: parity with gymnasium's own environments, normalisation, and wrapping one's own."""
+
+import gymnasium
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments.classic_control import acrobot, cartpole, mountain_car, pendulum
+
+import kqljax
+
+NAMES = ("MountainCar-v0", "Pendulum-v1", "Acrobot-v1", "CartPole-v0", "CartPole-v1")
+
+
+STATES = {
+    "MountainCar-v0": (mountain_car.EnvState, ("position", "velocity"), {}),
+    "Pendulum-v1": (pendulum.EnvState, ("theta", "theta_dot"), {"last_u": jnp.array(0.0)}),
+    "Acrobot-v1": (acrobot.EnvState, ("joint_angle1", "joint_angle2", "velocity_1", "velocity_2"), {}),
+    "CartPole-v1": (cartpole.EnvState, ("x", "x_dot", "theta", "theta_dot"), {}),
+}
+
+
+def _their_state(env, name):
+    """The state of a gymnasium environment as gymnax writes it."""
+    make, fields, rest = STATES[name]
+    values = (jnp.asarray(value, jnp.float64) for value in env.unwrapped.state)
+    return make(**dict(zip(fields, values, strict=True)), **rest, time=0)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_same_trajectory_as_gymnasium(name):
+    """From the same state, the same actions lead to the same observations, rewards and ends."""
+    task = kqljax.make_task(name)
+    env = gymnasium.make(name)
+    env.reset(seed=3)
+    key = jax.random.key(0)
+    env_state = task._stable(key, _their_state(env, name))
+    step = jax.jit(task.step)
+    rng = np.random.default_rng(0)
+    # Acrobot is chaotic and its state is float32 there: stay within the time in which rounding does not show.
+    for _ in range(40):
+        action = int(rng.integers(task.num_actions))
+        theirs = np.array([task.actions[action]], np.float64) if task.actions is not None else action
+        obs, reward, terminated, _, _ = env.step(theirs)
+        ours = step(key, env_state, action)
+        np.testing.assert_allclose(ours.next_obs, task.normalise(obs), atol=2e-5)
+        assert float(ours.raw_reward) == pytest.approx(float(reward), abs=1e-4)
+        assert bool(ours.terminated) == bool(terminated)
+        env_state = ours.env_state
+        if terminated:
+            break
+
+
+@pytest.mark.parametrize("x64", [True, False], ids=["x64", "x32"])
+@pytest.mark.parametrize("name", NAMES)
+def test_random_play_stays_normalised(name, x64):
+    with jax.enable_x64(x64):
+        task = kqljax.make_task(name)
+
+        @jax.jit
+        def play(task, key):
+            obs, env_state = task.reset(key)
+
+            def body(carry, key):
+                obs, env_state = carry
+                action_key, step_key = jax.random.split(key)
+                step = task.step(step_key, env_state, jax.random.randint(action_key, (), 0, task.num_actions))
+                return (step.obs, step.env_state), (obs, step)
+
+            return jax.lax.scan(body, (obs, env_state), jax.random.split(key, 700))[1]
+
+        obs, steps = play(task, jax.random.key(1))
+        assert obs.shape == (700, task.obs_dim)
+        assert obs.dtype == (jnp.float64 if x64 else jnp.float32)
+        for seen in (obs, steps.next_obs):
+            assert np.all(np.abs(seen) <= 1 + 1e-5)
+        assert np.all((steps.reward >= 0) & (steps.reward <= 1))
+        over = np.asarray(steps.terminated | steps.truncated)
+        assert over.any()
+        assert not np.any(steps.terminated & steps.truncated)
+        # Between episodes the observation to act on is a new start, not the successor.
+        last = np.flatnonzero(over[:-1])
+        assert not np.allclose(np.asarray(steps.next_obs)[last], np.asarray(obs)[last + 1])
+        going = np.flatnonzero(~over[:-1])
+        np.testing.assert_array_equal(np.asarray(steps.next_obs)[going], np.asarray(obs)[going + 1])
+
+
+@pytest.mark.parametrize(
+    "name, length, actions, end, steps",
+    [
+        ("MountainCar-v0", 2, 3, 20.0, 200),
+        ("Pendulum-v1", 3, 3, 20.0, 200),
+        ("Acrobot-v1", 6, 3, 20.0, 500),
+        ("CartPole-v0", 4, 2, 0.0, 200),
+        ("CartPole-v1", 4, 2, 0.0, 500),
+    ],
+)
+def test_task_facts(name, length, actions, end, steps):
+    task = kqljax.make_task(name)
+    cfg = task.config(horizon=50)
+    assert (task.obs_dim, task.num_actions, task.max_steps) == (length, actions, steps)
+    assert cfg.terminal_value == pytest.approx(end)
+    assert (cfg.num_actions, cfg.horizon) == (actions, 50)
+    assert cfg.kernel == kqljax.RBF(eta=1.0 if name == "Pendulum-v1" else 0.02)
+    assert task.config(gamma=0.9).terminal_value == pytest.approx(end / 2)
+    assert task.config(terminal_value=1.5).terminal_value == 1.5
+
+
+def test_unknown_task():
+    with pytest.raises(ValueError, match=r"unknown task 'MountainCar'. Known: MountainCar-v0, .* kqljax.Task.wrap"):
+        kqljax.make_task("MountainCar")
+
+
+def test_wrapping():
+    env, params = gymnax.make("Pendulum-v1")
+    with pytest.raises(ValueError, match="Pendulum-v1 has continuous actions: give actions="):
+        kqljax.Task.wrap(env, params, reward_range=(-17.0, 0.0))
+    with pytest.raises(ValueError, match="reward_range must be"):
+        kqljax.Task.wrap(env, params, reward_range=(0.0, 0.0), actions=(-1.0, 1.0))
+    task = kqljax.Task.wrap(env, params, reward_range=(-17.0, 0.0), actions=(-1.0, 1.0))
+    assert task.num_actions == 2
+    np.testing.assert_allclose(task.half_width, [1, 1, 8])
+    cart, params = gymnax.make("CartPole-v1")
+    with pytest.raises(ValueError, match=r"every bound must be finite.*Give obs_bounds"):
+        kqljax.Task.wrap(cart, params, reward_range=(0.0, 1.0))
+    with pytest.raises(ValueError, match="two vectors of one length"):
+        kqljax.Task.wrap(cart, params, reward_range=(0.0, 1.0), obs_bounds=(np.zeros(3), np.ones(4)))
+
+
+def test_vmapped_over_environment_parameters():
+    task = kqljax.make_task("MountainCar-v0")
+    forces = jnp.array([0.001, 0.002])
+
+    def speed(force):
+        import dataclasses
+
+        changed = dataclasses.replace(task, params=task.params.replace(force=force))
+        _, env_state = changed.reset(jax.random.key(0))
+        return changed.step(jax.random.key(1), env_state, 2).env_state.velocity
+
+    slow, fast = jax.vmap(speed)(forces)
+    assert float(fast - slow) == pytest.approx(0.001, rel=1e-6)
