@@ -72,9 +72,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1000, help="training steps a seed")
     parser.add_argument("--episodes", type=int, default=100, help="evaluation episodes a seed")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="threads of torch; small networks gain nothing from more"
-    )
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch; small networks gain nothing from more")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     parser.add_argument("--smoke", action="store_true", help="a few steps of everything, to see that it runs")
     options = parser.parse_args(arguments)
@@ -142,11 +140,11 @@ def run(task: str, seed: int, steps: int, episodes: int) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     import gymnasium
-    import numpy
+    import numpy as np
     import stable_baselines3
     import torch
 
-    found = {module.__name__: str(module.__version__) for module in (stable_baselines3, torch, gymnasium, numpy)}
+    found = {module.__name__: str(module.__version__) for module in (stable_baselines3, torch, gymnasium, np)}
     return {**found, "python": platform.python_version(), "cpu": platform.machine(), "cores": str(os.cpu_count())}
 
 

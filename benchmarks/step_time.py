@@ -4,8 +4,8 @@
     python benchmarks/step_time.py --smoke    # seconds, for the tests
 
 Both sides act and learn for T steps on the same transitions, in float64, one seed. Before a time is printed the actions
-they would take and their values are compared. The engine runs as one jitted scan through five capacities, as `kqljax.train` does; its compile time stands
-apart. NumPy is `numpy_kql.py`: incremental inverse, arrays that grow with t.
+they would take and their values are compared. The engine runs as one jitted scan through five capacities, as
+`kqljax.train` does; its compile time stands apart. NumPy is `numpy_kql.py`: incremental inverse, arrays that grow with t.
 
 Bandwidth: a step at t stored pairs must read the cross Gram once (t^2 numbers) and the triangular factor twice (t^2 / 2
 each: the second product needs the first one's result). The column says what share of the measured read bandwidth those
@@ -13,6 +13,7 @@ bytes, over the whole run, amount to; 100% would be a run that does nothing but 
 """
 
 import argparse
+import itertools
 import time
 from pathlib import Path
 
@@ -60,7 +61,9 @@ def engine_run(cfg, obs):
     carry, actions, done = (state, kqljax.kql_act(cfg, state, obs[0])[0]), [], 0
     for capacity in capacities:
         carry = (kqljax.kql_grow(carry[0], capacity, is_full=True), carry[1])
-        carry, chosen = jax.lax.scan(body, carry, (jnp.arange(done, capacity), obs[done:capacity], obs[done + 1 : capacity + 1]))
+        carry, chosen = jax.lax.scan(
+            body, carry, (jnp.arange(done, capacity), obs[done:capacity], obs[done + 1 : capacity + 1])
+        )
         actions.append(chosen)
         done = capacity
     return jnp.concatenate(actions), carry[0]
@@ -134,10 +137,7 @@ def measure(horizon: int, repeats: int) -> dict:
 
 def exponents(rows: list[dict], name: str) -> list[float]:
     """Growth exponent between neighbouring horizons: 3 is a run of T steps at O(t^2) each."""
-    return [
-        float(np.log(b[name] / a[name]) / np.log(b["horizon"] / a["horizon"]))
-        for a, b in zip(rows, rows[1:], strict=False)
-    ]
+    return [float(np.log(b[name] / a[name]) / np.log(b["horizon"] / a["horizon"])) for a, b in itertools.pairwise(rows)]
 
 
 def main(argv=None) -> None:

@@ -133,7 +133,7 @@ def check_init(cfg: KQLConfig, obs_dim: Any, dtype: Any, capacity: Any) -> np.dt
 
 def check_dtype(cfg: KQLConfig, dtype: Any) -> np.dtype:
     """The state's dtype: float32 or float64, the latter only where jax has it."""
-    x64 = bool(jax.config.jax_enable_x64)
+    x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
     wanted = np.dtype(dtype) if dtype is not None else np.dtype("float64" if x64 else "float32")
     if wanted not in (np.dtype("float32"), np.dtype("float64")):
         raise ValueError(f"dtype must be float32 or float64, got {wanted}.")
@@ -179,9 +179,11 @@ def check_obs(state: KQLState, obs: Any, name: str = "obs") -> Array:
     return jnp.asarray(obs, state.table.obs.dtype)
 
 
-def check_key(key: Any) -> None:
+def check_key(key: Array | None) -> Array:
+    """The key that a random tie-break draws with."""
     if key is None:
         raise ValueError("tie_break='random' draws an action: give kql_act a key, or use tie_break='first'.")
+    return key
 
 
 def check_transition(cfg: KQLConfig, state: KQLState, transition: Transition) -> None:

@@ -108,9 +108,7 @@ def _table1(options: argparse.Namespace) -> int:
     except (experiment.SettingsError, records.ResultsError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
-        print(
-            f"stopped; finished seeds are in {options.out}, and the same command goes on from there.", file=sys.stderr
-        )
+        print(f"stopped; finished seeds are in {options.out}, and the same command goes on from there.", file=sys.stderr)
         return _INTERRUPTED
     paths = [] if options.no_figures else plots.save_figures(document, options.out)
     if options.json:

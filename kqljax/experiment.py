@@ -110,9 +110,7 @@ class Table1Settings:
         return self
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()}
 
 
 _REMEDIES = {

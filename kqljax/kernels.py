@@ -262,8 +262,11 @@ class Sum(Kernel):
             return super().mixing(obs_dim, num_actions, dtype)
         left = self.left.mixing(obs_dim, num_actions, dtype)
         right = self.right.mixing(obs_dim, num_actions, dtype)
-        shifts = [shift for shift in (left.shift, right.shift) if shift is not None]
-        return Mixing(jnp.concatenate([left.scale, right.scale]), sum(shifts) if shifts else None)
+        if left.shift is None or right.shift is None:
+            shift = right.shift if left.shift is None else left.shift
+        else:
+            shift = left.shift + right.shift
+        return Mixing(jnp.concatenate([left.scale, right.scale]), shift)
 
 
 class Product(Kernel):

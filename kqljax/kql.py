@@ -121,9 +121,9 @@ class KQLState(NamedTuple):
     terminated: Array
 
     @property
-    def count(self) -> Array:
+    def num_stored(self) -> Array:
         """`[]` number of stored transitions."""
-        return self.posterior.count
+        return self.posterior.num_stored
 
     @property
     def capacity(self) -> int:
@@ -224,7 +224,7 @@ def kql_act(cfg: KQLConfig, state: KQLState, obs: Any, key: Array | None = None)
 def _choose(cfg: KQLConfig, q_tilde: Array, key: Array | None) -> Array:
     """Line 9: an action `[]` of maximal Q-tilde `[A]`; -1 where a value is not a number."""
     if cfg.tie_break == "random":
-        checks.check_key(key)
+        key = checks.check_key(key)
         is_best = q_tilde == jnp.max(q_tilde)
         action = jax.random.categorical(key, jnp.where(is_best, 0.0, -jnp.inf))
     else:
@@ -284,11 +284,11 @@ def _learn(
     next_vectors = gram.kernel_vectors(mixing, next_terms)
     vectors = gram.kernel_vectors(mixing, gram.state_terms(kernel, posterior.pairs, obs))
     pair_vector = jnp.sum(vectors * pair.action, axis=1)
-    columns = [pair_vector[:, None], targets[:, None], next_vectors]
+    parts = [pair_vector[:, None], targets[:, None], next_vectors]
     if query is not None:
         query_vectors = gram.kernel_vectors(mixing, gram.state_terms(kernel, posterior.pairs, query))
-        columns.append(query_vectors)
-    columns = jnp.concatenate(columns, axis=1)
+        parts.append(query_vectors)
+    columns = jnp.concatenate(parts, axis=1)
     whitened = gram.whiten(posterior, columns)
     overlaps = jnp.matmul(whitened.T, whitened, precision=jax.lax.Precision.HIGHEST)
 
@@ -307,7 +307,7 @@ def _learn(
         lam, posterior, pair, own, whitened[:, 0], explained[0], targets, whitened[:, 1], overlaps[0, 1], target,
         is_valid,
     )  # fmt: skip
-    slot, is_stored = state.count, update.is_stored
+    slot, is_stored = state.num_stored, update.is_stored
 
     # Lines 19-21: widths at all states reached; and Q-hat_{t+1} there, for lines 11-15 of the next step.
     table = gram.put_row(state.table, slot, next_obs, next_terms, next_q_hat, next_width_sq, is_stored)
@@ -358,7 +358,7 @@ def _optimistic(cfg: KQLConfig, q_hat: Array, width: Array) -> Array:
 def _targets(cfg: KQLConfig, state: KQLState) -> Array:
     """y_tau = r_tau + gamma max_a Q-tilde[tau][a] `[T]`, the terminal value where the task ended; 0 in empty slots."""
     value = jnp.where(state.terminated, cfg.terminal_value, jnp.max(state.q_tilde, axis=1))
-    is_stored = jnp.arange(state.capacity) < state.count
+    is_stored = jnp.arange(state.capacity) < state.num_stored
     return jnp.where(is_stored, state.reward + cfg.gamma * value, 0.0)
 
 
@@ -368,6 +368,4 @@ def _backup(cfg: KQLConfig, state: KQLState) -> KQLState:
     mixing = gram.stored_mixing(cfg.kernel, posterior.pairs)
     (q_hat,) = gram.product(mixing, state.table.cross, posterior.weights)
     table = state.table._replace(mean=q_hat)
-    return state._replace(
-        posterior=posterior, table=table, q_tilde=_optimistic(cfg, q_hat, jnp.sqrt(table.width_sq))
-    )
+    return state._replace(posterior=posterior, table=table, q_tilde=_optimistic(cfg, q_hat, jnp.sqrt(table.width_sq)))

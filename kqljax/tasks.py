@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnax
@@ -167,7 +167,7 @@ class Task:
           clips: cut normalised observations off at -1 and 1.
         """
         params = env.default_params if params is None else params
-        name = name or getattr(env, "name", type(env).__name__)
+        name = str(name or getattr(env, "name", type(env).__name__))
         low, high = _bounds(name, env, params, obs_bounds)
         space = env.action_space(params)
         if actions is None:
@@ -209,7 +209,7 @@ def _bounds(name: str, env: Any, params: Any, given: tuple[Any, Any] | None) -> 
         if not hasattr(space, "low"):
             raise ValueError(f"{source} is {describe(space)}, not a box: give obs_bounds=(low, high).")
         shape = tuple(space.shape)
-        given = tuple(np.broadcast_to(np.asarray(end, np.float64), shape) for end in (space.low, space.high))
+        given = np.broadcast_to(space.low, shape), np.broadcast_to(space.high, shape)
     low, high = (np.asarray(end, np.float64) for end in given)
     if low.ndim != 1 or low.shape != high.shape:
         raise ValueError(f"{source} must be two vectors of one length, got shapes {low.shape} and {high.shape}.")
@@ -255,7 +255,7 @@ def _env(name: str) -> Any:
     return gymnax.make(name)[0]
 
 
-TASKS = {
+TASKS: dict[str, Callable[[], Task]] = {
     "MountainCar-v0": _mountain_car,
     "Pendulum-v1": _pendulum,
     "Acrobot-v1": _acrobot,
@@ -267,7 +267,5 @@ TASKS = {
 def make_task(name: str) -> Task:
     """One of the paper's tasks, by the name of its gym environment; CartPole-v0 lasts 200 steps, CartPole-v1 500."""
     if name not in TASKS:
-        raise ValueError(
-            f"unknown task {name!r}. Known: {', '.join(TASKS)}. For another environment use kqljax.Task.wrap."
-        )
+        raise ValueError(f"unknown task {name!r}. Known: {', '.join(TASKS)}. For another environment use kqljax.Task.wrap.")
     return TASKS[name]()

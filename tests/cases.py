@@ -55,6 +55,10 @@ def _both(left, right, combine):
     return lambda x, y, length: combine(left(x, y, length), right(x, y, length))
 
 
+def _half_of_each(left, right):
+    return lambda x, y, length: 0.5 * left(x, y, length) + 0.5 * right(x, y, length)
+
+
 KERNELS = {
     "rbf": (kqljax.RBF(eta=0.3), _rbf(0.3), 1),
     "linear": (kqljax.Linear(), _linear, 1),
@@ -62,13 +66,13 @@ KERNELS = {
     "matern52": (kqljax.Matern52(length_scale=1.5), _matern52(1.5), 2),
     "user": (Cosine(weight=0.7), _cosine(0.7), 3),
     "scaled": (0.5 * kqljax.RBF(eta=1.0), lambda x, y, n: 0.5 * _rbf(1.0)(x, y, n), 1),
-    "sum": (0.5 * kqljax.RBF(eta=1.0) + 0.5 * kqljax.Linear(), lambda x, y, n: 0.5 * _rbf(1.0)(x, y, n) + 0.5 * _linear(x, y, n), 2),
+    "sum": (0.5 * kqljax.RBF(eta=1.0) + 0.5 * kqljax.Linear(), _half_of_each(_rbf(1.0), _linear), 2),
     "product": (kqljax.RBF(eta=0.1) * kqljax.Matern32(), _both(_rbf(0.1), _matern32(1.0), np.multiply), 2),
     "product with shift": (kqljax.RBF(eta=0.1) * kqljax.Linear(), _both(_rbf(0.1), _linear, np.multiply), 2),
     "product of shifts": (kqljax.Linear() * kqljax.Linear(), _both(_linear, _linear, np.multiply), 3),
-    "sum with user": (0.5 * Cosine() + 0.5 * kqljax.RBF(eta=1.0), lambda x, y, n: 0.5 * _cosine(0.3)(x, y, n) + 0.5 * _rbf(1.0)(x, y, n), 3),
+    "sum with user": (0.5 * Cosine() + 0.5 * kqljax.RBF(eta=1.0), _half_of_each(_cosine(0.3), _rbf(1.0)), 3),
     "product with user": (Cosine() * kqljax.RBF(eta=1.0), _both(_cosine(0.3), _rbf(1.0), np.multiply), 3),
-}  # fmt: skip
+}
 """name: kernel, NumPy form, number of stored terms with three actions."""
 
 

@@ -175,9 +175,7 @@ def test_numbers_do_not_recompile(name):
     (first, _), before = jitted(case.module)(task, base, KEY, case.num_steps), TRACES[case.module]
     second, _ = jitted(case.module)(task, changed, KEY, case.num_steps)
     assert TRACES[case.module] == before > 0
-    weights = [
-        jax.tree.leaves(run.state.params if name == "dqn" else run.state.plan.weights)[0] for run in (first, second)
-    ]
+    weights = [jax.tree.leaves(run.state.params if name == "dqn" else run.state.plan.weights)[0] for run in (first, second)]
     assert not np.allclose(*weights)
 
 
@@ -269,9 +267,7 @@ def test_update_against_numpy(terminated, max_grad_norm):
     for (weight, bias), (its_weight, its_bias) in zip(layers, as_numpy(learned.params), strict=True):
         np.testing.assert_allclose(its_weight, weight, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(its_bias, bias, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(
-        learned.target_params["params"]["Dense_0"]["bias"], other["params"]["Dense_0"]["bias"]
-    )
+    np.testing.assert_array_equal(learned.target_params["params"]["Dense_0"]["bias"], other["params"]["Dense_0"]["bias"])
 
 
 def test_targets_of_small_and_large_replays_agree():
@@ -376,8 +372,7 @@ def numpy_kovi(episodes, length, eta, lam, beta, end_reward, num_actions, pooled
         after = functions[h + 1]
         targets = np.array(
             [
-                reward
-                + ((length - h - 1) * end_reward if ended else max(after(next_obs, a) for a in range(num_actions)))
+                reward + ((length - h - 1) * end_reward if ended else max(after(next_obs, a) for a in range(num_actions)))
                 for _, _, reward, next_obs, ended in data
             ]
         )

@@ -39,7 +39,7 @@ def test_one_compile_for_a_run_and_for_every_number():
         state = kql_init(cfg, 2)
         for seed in range(4):
             state, _ = step(cfg, state, transition(seed))
-    assert int(state.count) == 4
+    assert int(state.num_stored) == 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

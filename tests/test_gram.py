@@ -174,7 +174,7 @@ def test_five_thousand_near_duplicates(dtype, lam):
         own.append(trail[0])
         queried.append(trail[1])
     own, queried = np.concatenate(own), np.concatenate(queried)
-    assert int(post.count) == 5000
+    assert int(post.num_stored) == 5000
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((post.weights, table.mean, own, queried)))
     assert np.all(np.diff(queried, axis=0) <= 0)
     # After 125 visits of a pair its squared width is near 1 / 125, whatever lam is.

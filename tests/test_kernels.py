@@ -58,7 +58,8 @@ def test_against_scikit_learn():
 
 
 def test_parameters_are_leaves_and_vmap():
-    x, y = (jax.tree.map(lambda leaf: leaf[i], pairs(*random_pairs(6, 2))) for i in (0, 1))
+    points = pairs(*random_pairs(6, 2))
+    x, y = (jax.tree.map(lambda leaf, i=i: leaf[i], points) for i in (0, 1))
     etas = jnp.array([0.1, 0.5, 2.0])
     found = jax.vmap(lambda eta: kqljax.RBF(eta=eta).evaluate(x, y))(etas)
     np.testing.assert_allclose(found, [kqljax.RBF(eta=float(eta)).evaluate(x, y) for eta in etas], rtol=1e-12)

@@ -181,7 +181,7 @@ def test_bad_values_raise_outside_jit_and_flag_inside(name):
     assert_same(after, state)
     again, info = step(cfg, after, row(random_transitions(1, seed=8), 0))
     assert bool(info.is_stored)
-    assert int(again.count) == 4
+    assert int(again.num_stored) == 4
 
 
 WRONG_KINDS = {
@@ -293,7 +293,10 @@ def test_float64_needs_x64():
 def test_float32_is_refused_where_it_would_diverge():
     paper = config(horizon=1000)
     for x64 in (True, False):
-        with jax.enable_x64(x64), pytest.raises(ValueError, match=r"cannot keep its factor in float32 at lam=0.0001.*lam of"):
+        with (
+            jax.enable_x64(x64),
+            pytest.raises(ValueError, match=r"cannot keep its factor in float32 at lam=0.0001.*lam of"),
+        ):
             kql_init(paper, 2, jnp.float32)
     with jax.enable_x64(False), pytest.raises(ValueError, match="JAX_ENABLE_X64=1"):
         kql_init(paper, 2)

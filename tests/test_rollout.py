@@ -17,10 +17,10 @@ def mountain_car():
 
 
 def test_log_and_state_tell_one_story(mountain_car):
-    task, cfg, run = mountain_car
+    task, _, run = mountain_car
     assert run.log.action.shape == (60,)
     assert bool(run.log.info.is_stored.all())
-    assert int(run.state.count) == 60
+    assert int(run.state.num_stored) == 60
     np.testing.assert_array_equal(jnp.argmax(run.state.posterior.pairs.action, axis=1), run.log.action)
     np.testing.assert_allclose(run.state.reward, task.unit_reward(run.log.raw_reward))
     np.testing.assert_allclose(run.log.episode_return, -np.arange(1.0, 61.0))

@@ -35,16 +35,16 @@ from jax import lax
 
 from kqljax import checks
 from kqljax.errors import first_bad, is_known
+from kqljax.pytrees import register
 from kqljax.rollout import rollout_returns
 from kqljax.tasks import Task
 
 Array = jax.Array
 
-_LEAVES = ("learning_rate", "gamma", "epsilon_start", "epsilon_end", "exploration_fraction", "max_grad_norm")
 _STATIC = ("hidden", "buffer_size", "batch_size", "gradient_steps", "learning_starts", "target_update_interval")
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=_LEAVES, meta_fields=_STATIC)
+@functools.partial(register, static=_STATIC)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DQNConfig:
     """Parameters of DQN. The defaults are those the paper sets for every task, else those of Stable-Baselines3.
@@ -344,9 +344,7 @@ def train(task: Task, cfg: DQNConfig, key: Array, num_steps: int) -> DQNRun:
         # The step counter comes with the scan and is the same for all seeds: under vmap each cond stays a branch.
         t, key = now
         draw_key, explore_key, env_key, learn_key = jax.random.split(key, 4)
-        is_random = (t < cfg.learning_starts) | (
-            jax.random.uniform(draw_key, dtype=jnp.float32) < epsilon(cfg, t, num_steps)
-        )
+        is_random = (t < cfg.learning_starts) | (jax.random.uniform(draw_key, dtype=jnp.float32) < epsilon(cfg, t, num_steps))
         drawn = jax.random.randint(explore_key, (), 0, task.num_actions, jnp.int32)
         # A network that has diverged acts at random in the environment; the log's is_finite says so.
         greedy = act(net, carry.state.params, carry.obs)

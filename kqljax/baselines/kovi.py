@@ -39,17 +39,17 @@ from kqljax import checks
 from kqljax.errors import describe, first_bad, is_known
 from kqljax.kernels import RBF, Kernel, Pair
 from kqljax.kql import TIE_BREAKS
+from kqljax.pytrees import register
 from kqljax.rollout import rollout_returns
 from kqljax.tasks import Task, TaskStep
 
 Array = jax.Array
 
 _HIGHEST = lax.Precision.HIGHEST  # TF32 and bfloat16 products ruin kernel methods
-_LEAVES = ("kernel", "lam", "beta")
 _STATIC = ("pooled", "max_episodes", "tie_break")
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=_LEAVES, meta_fields=_STATIC)
+@functools.partial(register, static=_STATIC)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KOVIConfig:
     """Parameters of KOVI; `default_config` makes one for a task.
@@ -231,9 +231,7 @@ def q_values(cfg: KOVIConfig, state: KOVIState, obs: Array, h: Array) -> Array:
     """Q_h `[A]` at one normalised observation `[l]`, for step `h` (from 0) of an episode."""
     num_steps = state.plan.weights.shape[0]
     group = _group(state.data.reward.shape[0], h)
-    pairs, is_stored, factor = jax.tree.map(
-        lambda x: x[group], (state.data.pairs, state.data.is_stored, state.plan.whitener)
-    )
+    pairs, is_stored, factor = jax.tree.map(lambda x: x[group], (state.data.pairs, state.data.is_stored, state.plan.whitener))
     vectors, width = _vectors_and_width(cfg, pairs, is_stored, factor, jnp.asarray(obs, state.plan.weights.dtype))
     return _optimistic(cfg, jnp.matmul(vectors, state.plan.weights[h], precision=_HIGHEST), width, num_steps - h)
 
@@ -252,9 +250,7 @@ def _factor(cfg: KOVIConfig, pairs: Pair, is_stored: Array) -> Array:
     return jnp.where(both, solve_triangular(lower, unit, lower=True), 0.0)
 
 
-def _vectors_and_width(
-    cfg: KOVIConfig, pairs: Pair, is_stored: Array, factor: Array, obs: Array
-) -> tuple[Array, Array]:
+def _vectors_and_width(cfg: KOVIConfig, pairs: Pair, is_stored: Array, factor: Array, obs: Array) -> tuple[Array, Array]:
     """Kernel vectors `[A, M]` and widths `[A]` of one state `[l]` with every action."""
     queries = jnp.eye(pairs.action.shape[-1], dtype=obs.dtype)
     vectors = jax.vmap(lambda a: jax.vmap(lambda stored: cfg.kernel.evaluate(Pair(obs, a), stored))(pairs))(queries)

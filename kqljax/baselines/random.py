@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import checks
+from kqljax.pytrees import register
 from kqljax.rollout import rollout_returns
 from kqljax.tasks import Task
 
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class RandomConfig:
     """A random policy has nothing to set."""

@@ -38,7 +38,7 @@ class GramPosterior(NamedTuple):
     """Kernel ridge regression on the pairs seen so far.
 
     Attributes:
-      count: `[]` int32, t, the number of stored pairs.
+      num_stored: `[]` int32, t, the number of stored pairs.
       pairs: stored pairs, obs `[T, l]` and one-hot action `[T, A]`; rows from t on are zero, which masks them.
       whitener: P, lower triangular, as blocks of rows `[rows_b, columns_b]` with rows adding up to T. A block has as many
         columns as the capacity was when it was the last one, so most of the zeros above the diagonal are not stored.
@@ -47,7 +47,7 @@ class GramPosterior(NamedTuple):
       weights: `[T]` alpha = (K + lam I)^-1 y.
     """
 
-    count: Array
+    num_stored: Array
     pairs: Pair
     whitener: tuple[Array, ...]
     targets: Array
@@ -105,7 +105,7 @@ def init(obs_dim: int, num_actions: int, capacity: int, dtype: Any = None) -> Gr
     """An empty posterior: mean 0, width sqrt(k(x, x) / lam)."""
     dtype = jnp.zeros((), dtype).dtype
     return GramPosterior(
-        count=jnp.zeros((), jnp.int32),
+        num_stored=jnp.zeros((), jnp.int32),
         pairs=Pair(jnp.zeros((capacity, obs_dim), dtype), jnp.zeros((capacity, num_actions), dtype)),
         whitener=(jnp.zeros((capacity, capacity), dtype),),
         targets=jnp.zeros((capacity,), dtype),
@@ -135,18 +135,14 @@ def grow(post: GramPosterior, capacity: int, is_full: bool = False) -> GramPoste
     """
     more = capacity - post.capacity
     if more < 0:
-        raise ValueError(
-            f"cannot shrink a posterior from capacity {post.capacity} to {capacity}: stored pairs would be lost."
-        )
+        raise ValueError(f"cannot shrink a posterior from capacity {post.capacity} to {capacity}: stored pairs would be lost.")
     *closed, last = post.whitener
-    if is_full and more:
-        blocks = (*closed, last, jnp.zeros((more, capacity), post.dtype))
-    else:
-        blocks = (*closed, _pad(last, more, 0, 1))
+    closes = is_full and more
+    added = (last, jnp.zeros((more, capacity), post.dtype)) if closes else (_pad(last, more, 0, 1),)
     return GramPosterior(
-        count=post.count,
+        num_stored=post.num_stored,
         pairs=Pair(_pad(post.pairs.obs, more, 0), _pad(post.pairs.action, more, 0)),
-        whitener=blocks,
+        whitener=(*closed, *added),
         targets=_pad(post.targets, more, 0),
         weights=_pad(post.weights, more, 0),
     )
@@ -194,9 +190,7 @@ def stored_mixing(kernel: Kernel, pairs: Pair) -> Mixing:
 
 def _at_stored(weights: Array, action: Array) -> Array:
     """sum_b weights[..., a, b] action[t, b] -> `[..., T, a]`; elementwise, so that it fuses into its consumers."""
-    return sum(
-        weights[..., None, :, b] * action[:, b, None] for b in range(action.shape[-1])
-    )  # type: ignore[return-value]
+    return sum(weights[..., None, :, b] * action[:, b, None] for b in range(action.shape[-1]))  # type: ignore[return-value]
 
 
 def kernel_vectors(mixing: Mixing, terms: Array) -> Array:
@@ -288,7 +282,7 @@ def border(
       target: `[]` target of the new pair.
       is_wanted: `[]` bool; False leaves the posterior as it is.
     """
-    slot = post.count
+    slot = post.num_stored
     is_stored = (slot < post.capacity) & (slot >= post.num_closed) & is_wanted
     in_slot = jnp.arange(post.capacity) == slot
     is_written = in_slot & is_stored
@@ -304,7 +298,7 @@ def border(
     *closed, last = post.whitener
     row = direction / jnp.sqrt(kappa)
     return GramPosterior(
-        count=post.count + is_stored.astype(jnp.int32),
+        num_stored=post.num_stored + is_stored.astype(jnp.int32),
         pairs=Pair(*(jnp.where(is_written[:, None], new, old) for new, old in zip(pair, post.pairs, strict=True))),
         whitener=(*closed, write(last, slot - post.num_closed, row, is_stored)),
         targets=jnp.where(is_stored, jnp.where(in_slot, target, targets), post.targets),
@@ -314,7 +308,7 @@ def border(
 
 def solve(post: GramPosterior, targets: Array) -> GramPosterior:
     """The posterior of the same pairs with new targets `[T]`, in two products."""
-    targets = jnp.where(jnp.arange(post.capacity) < post.count, targets, 0.0)
+    targets = jnp.where(jnp.arange(post.capacity) < post.num_stored, targets, 0.0)
     return post._replace(targets=targets, weights=unwhiten(post, whiten(post, targets[:, None]).T)[0])
 
 
@@ -352,9 +346,7 @@ def add_row(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, row: Ar
     return put_row(table, row, obs, state_terms(kernel, post.pairs, obs), mean, width**2, True)
 
 
-def put_row(
-    table: Table, row: Array, obs: Array, terms: Array, mean: Array, squared: Array, is_wanted: Any
-) -> Table:
+def put_row(table: Table, row: Array, obs: Array, terms: Array, mean: Array, squared: Array, is_wanted: Any) -> Table:
     """`add_row` for a caller that has the row's `[J, T]` terms, `[A]` mean and `[A]` squared width already."""
     is_written = ((jnp.arange(table.obs.shape[0]) == row) & is_wanted)[:, None]
     return Table(
@@ -367,7 +359,7 @@ def put_row(
 
 def refresh(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, update: Update) -> Table:
     """Brings a table up to date after `append` (`post` is the posterior after it): one pass over `cross`."""
-    slot = post.count - 1
+    slot = post.num_stored - 1
     dtype = post.dtype
     kernel, lam = in_dtype((kernel, lam), dtype)
     newest = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, slot, keepdims=False), post.pairs)
@@ -394,7 +386,5 @@ def product(mixing: Mixing, cross: Array, *vectors: Array) -> tuple[Array, ...]:
     results = jnp.split(_matmul(cross, columns), len(vectors), axis=-1)
     if mixing.shift is not None:
         shift = mixing.shift
-        results = [
-            out + jnp.matmul(vector, shift, precision=_HIGHEST) for out, vector in zip(results, vectors, strict=True)
-        ]
+        results = [out + jnp.matmul(vector, shift, precision=_HIGHEST) for out, vector in zip(results, vectors, strict=True)]
     return tuple(results)

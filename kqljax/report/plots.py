@@ -6,6 +6,7 @@ neither the backend nor the global style of the calling program is touched.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,10 +32,8 @@ _INK, _QUIET = "#222222", "#8C8C8C"
 
 def require_matplotlib() -> None:
     """Raises ImportError with the remedy where the extra is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("figures need matplotlib, the extra `plots`: pip install 'kqljax[plots]'.") from error
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("figures need matplotlib, the extra `plots`: pip install 'kqljax[plots]'.")
 
 
 def save_figures(document: Document, out: str | os.PathLike[str]) -> list[Path]:
@@ -100,9 +99,7 @@ def save_curves(document: Document, path: Path) -> Path:
             for one in returns:
                 panel.plot(steps, one, color=colour, lw=0.8, alpha=0.4)
             points = [summarise(column) for column in returns.T]
-            panel.fill_between(
-                steps, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, linewidth=0
-            )
+            panel.fill_between(steps, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, linewidth=0)
             panel.plot(steps, [p.iqm for p in points], color=colour, lw=2.4, marker="o", ms=4)
             paper = document["summary"].get(task, {}).get(algorithm, {}).get("paper_mean")
             if paper is not None:
@@ -114,9 +111,7 @@ def save_curves(document: Document, path: Path) -> Path:
         panel.margins(y=0.08)
         panel.grid(axis="y", color="#E8E8E8", lw=0.7)
     for algorithm in algorithms:
-        marks.append(
-            _line(f"{algorithm}: IQM, 95% interval", marker="o", ms=4, lw=2.4, color=COLOURS.get(algorithm, _OTHER))
-        )
+        marks.append(_line(f"{algorithm}: IQM, 95% interval", marker="o", ms=4, lw=2.4, color=COLOURS.get(algorithm, _OTHER)))
     marks.append(_line("one seed", lw=0.8, color=_QUIET))
     marks.append(_line("paper's mean after training", lw=1.2, ls=(0, (5, 3)), color=_INK))
     count = len({curve["seed"] for curve in curves})
@@ -150,9 +145,7 @@ def _panels(count: int, width: float, height: float, share_y: bool) -> tuple[Any
 def _finish(figure: Any, marks: Sequence[Any], note: str, path: Path) -> Path:
     # A wide figure has room for the legend in one line, a single panel has not.
     columns = len(marks) if figure.get_figwidth() > 7 else 1
-    legend = figure.legend(
-        handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, title=note
-    )
+    legend = figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, title=note)
     legend.get_title().set(fontsize=9, color=_INK)
     figure.savefig(path, facecolor="white")
     return path

@@ -15,7 +15,9 @@ def print_table(document: Document, console: Console) -> None:
     settings, summary = document["settings"], document["summary"]
     tasks = [task for task in settings["tasks"] if task in summary]
     seeds = sorted({cell["num_seeds"] for cells in summary.values() for cell in cells.values()})
-    title = f"Table 1: {settings['steps']} steps, {settings['episodes']} episodes, {_range(seeds)} from {settings['first_seed']}"
+    title = (
+        f"Table 1: {settings['steps']} steps, {settings['episodes']} episodes, {_range(seeds)} from {settings['first_seed']}"
+    )
     table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left", show_lines=False)
     table.caption = (
         "IQM over seeds with its 95% bootstrap interval; mean ± std over all episodes, as the paper prints it; "

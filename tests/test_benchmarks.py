@@ -1,0 +1,41 @@
+"""The benchmarks' quick modes, so that they cannot rot, and the reference they time against."""
+
+import numerics
+import numpy as np
+import oracle
+import pytest
+import step_time
+from numpy_kql import NumpyKQL
+
+
+def test_step_time(capsys):
+    step_time.main(["--smoke"])
+    printed = capsys.readouterr().out
+    assert "|   40 |" in printed
+    assert "growth exponent, engine" in printed
+
+
+def test_step_time_checks_before_it_prints(monkeypatch, capsys):
+    monkeypatch.setattr(NumpyKQL, "_optimistic", lambda self, q_hat, width_sq: q_hat)
+    with pytest.raises(SystemExit, match="no time is worth printing"):
+        step_time.main(["--smoke"])
+    assert "|   20 |" not in capsys.readouterr().out
+
+
+def test_numerics(capsys):
+    numerics.main(["--smoke"])
+    assert capsys.readouterr().out.count("| MountainCar-v0 |") == 4
+
+
+def test_numpy_reference_is_algorithm_1():
+    obs = step_time.observations(40)
+    reference = oracle.Oracle(oracle.rbf(1.0), 3, 0.95, 1 / 400, np.sqrt(1 / 400) / 0.05)
+    agent = NumpyKQL(4, 3, 40, eta=1.0)
+    for t in range(40):
+        assert agent.act(obs[t]) == reference.act(obs[t])
+        for each in (agent, reference):
+            extra = (False,) if each is reference else ()
+            each.step(obs[t], step_time.taken(t), step_time.reward(obs[t]), obs[t + 1], *extra)
+    q_hat, width, _ = reference.tables()
+    np.testing.assert_allclose(agent.q_hat, q_hat, atol=1e-8)
+    np.testing.assert_allclose(np.sqrt(agent.width_sq), width, atol=1e-8)
