@@ -78,6 +78,7 @@ def _table1_options(parser: argparse.ArgumentParser) -> None:
         "--curve-seeds", metavar="N", type=int, default=default.curve_seeds,
         help="seeds with a learning curve, each trained a second time (default %(default)s)",
     )  # fmt: skip
+    add("--beside", metavar="FILE", help="results of another program as further rows, see benchmarks/sb3_dqn.py")
     add("--no-figures", action="store_true", help="leave the figures out")
     add("--json", action="store_true", help="print the summary as JSON in place of the table")
 
@@ -105,6 +106,8 @@ def _table1(options: argparse.Namespace) -> int:
     try:
         with _Bar() as bar:
             document = experiment.run_table1(settings, options.out, bar.update)
+        if options.beside:
+            document = experiment.place_beside(document, options.beside)
     except (experiment.SettingsError, records.ResultsError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:

@@ -42,6 +42,7 @@ PAPER = {
     "kql-linear": _row((-200.00, 0.00), (-1413.57, 202.19), (-500.00, 0.00), (9.32, 0.70)),
     "kql-rbf": _row((-132.55, 17.02), (-167.01, 97.32), (-107.23, 35.20), (200.00, 0.00)),
 }
+PAPER["sb3-dqn"] = PAPER["dqn"]
 """Table 1: algorithm -> task -> mean and standard deviation over 100 episodes."""
 
 
@@ -379,3 +380,32 @@ def summarise_document(document: records.Document) -> dict[str, dict[str, dict[s
                 "paper_std": paper[1] if paper else None,
             }
     return summary
+
+
+def place_beside(document: records.Document, path: str | os.PathLike[str]) -> records.Document:
+    """The document with the records of another results file as further rows, for the table and the figures.
+
+    For algorithms that do not run here, such as the DQN of Stable-Baselines3 (benchmarks/sb3_dqn.py). The other file must
+    have been made with the same steps and episodes.
+    """
+    settings = document["settings"]
+    other = records.read(Path(path), {"results"})
+    added = []
+    for number, record in enumerate(other["results"]):
+        missing = {"task", "algorithm", "seed", "return_mean", "return_std", "episodes", "seconds"} - set(record)
+        if missing:
+            raise records.ResultsError(f"{path}: record {number} has no {', '.join(sorted(missing))}.")
+        for name, asked in (("episodes", settings["episodes"]), ("steps", settings["steps"])):
+            if record.get(name, asked) != asked:
+                raise records.ResultsError(f"{path} has {record[name]} {name} a seed, this table {asked}. Make it anew.")
+        if record["algorithm"] in settings["algorithms"]:
+            raise records.ResultsError(f"{path} has records of {record['algorithm']}, which is a row of this table already.")
+        added.append({"evaluation_seconds": 0.0, "is_sound": True, **record})
+    names = dict.fromkeys(record["algorithm"] for record in added)
+    both = {
+        **document,
+        "settings": {**settings, "algorithms": [*settings["algorithms"], *names]},
+        "results": [*document["results"], *added],
+    }
+    both["summary"] = summarise_document(both)
+    return both

@@ -321,7 +321,7 @@ def _learn(
         terminated=jnp.where(is_written, transition.terminated, state.terminated),
     )
     for _ in range(cfg.backups - 1):
-        state = _backup(cfg, state)
+        state = _backup(cfg, state, is_stored)
 
     # (K + lam I) alpha - y in the row of the new pair: 0 in exact arithmetic.
     fitted = jnp.matmul(posterior.weights, columns, precision=jax.lax.Precision.HIGHEST)[0]
@@ -339,8 +339,9 @@ def _learn(
         return state, info, None
 
     # Lines 5-8 of the next step, at the state it will act in.
-    newest = jax.vmap(lambda action: kernel.evaluate(Pair(query, action), pair))(jnp.eye(cfg.num_actions))
-    query_vectors = jnp.where(is_written[:, None], newest, query_vectors)
+    every_action = jnp.eye(cfg.num_actions, dtype=query.dtype)
+    of_newest = jax.vmap(lambda action: kernel.evaluate(Pair(query, action), pair))(every_action)
+    query_vectors = jnp.where(is_written[:, None], of_newest, query_vectors)
     both = jnp.stack([state.posterior.weights, update.direction])
     q_hat, change = jnp.matmul(both, query_vectors, precision=jax.lax.Precision.HIGHEST)
     query_own = gram.self_kernel(kernel, query, cfg.num_actions)
@@ -362,10 +363,15 @@ def _targets(cfg: KQLConfig, state: KQLState) -> Array:
     return jnp.where(is_stored, state.reward + cfg.gamma * value, 0.0)
 
 
-def _backup(cfg: KQLConfig, state: KQLState) -> KQLState:
+def _backup(cfg: KQLConfig, state: KQLState, is_wanted: Array) -> KQLState:
     """One more Bellman backup on the stored transitions: new targets, weights and values, same widths."""
-    posterior = gram.solve(state.posterior, _targets(cfg, state))
-    mixing = gram.stored_mixing(cfg.kernel, posterior.pairs)
-    (q_hat,) = gram.product(mixing, state.table.cross, posterior.weights)
-    table = state.table._replace(mean=q_hat)
-    return state._replace(posterior=posterior, table=table, q_tilde=_optimistic(cfg, q_hat, jnp.sqrt(table.width_sq)))
+    old = state.posterior
+    new = gram.solve(old, _targets(cfg, state))
+    targets, weights = jnp.where(is_wanted, new.targets, old.targets), jnp.where(is_wanted, new.weights, old.weights)
+    (q_hat,) = gram.product(gram.stored_mixing(cfg.kernel, old.pairs), state.table.cross, weights)
+    table = state.table._replace(mean=jnp.where(is_wanted, q_hat, state.table.mean))
+    return state._replace(
+        posterior=old._replace(targets=targets, weights=weights),
+        table=table,
+        q_tilde=_optimistic(cfg, table.mean, jnp.sqrt(table.width_sq)),
+    )

@@ -51,6 +51,8 @@ def test_dtypes_are_kept(dtype):
     assert after.q_tilde.dtype == dtype
     action, q_tilde = kql_act(strong, after, jnp.zeros(2))
     assert (action.dtype, q_tilde.dtype) == (jnp.int32, dtype)
+    after, _, action, q_tilde = jax.jit(kqljax.kql_step_and_act)(strong, after, transition(1), jnp.zeros(2))
+    assert (after.q_tilde.dtype, action.dtype, q_tilde.dtype) == (dtype, jnp.int32, dtype)
     # No weak types in a new state: they would cost a second trace.
     assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
 

@@ -130,8 +130,9 @@ def test_random_ties_need_a_key():
         kql_act(cfg, kql_init(cfg, 2), jnp.zeros(2))
 
 
-def test_past_capacity_nothing_is_overwritten():
-    cfg = config(horizon=4)
+@pytest.mark.parametrize("backups", [1, 2])
+def test_past_capacity_nothing_is_overwritten(backups):
+    cfg = config(horizon=4, backups=backups)
     data = random_transitions(6, seed=5)
     state, info = learn(cfg, data)
     np.testing.assert_array_equal(info.is_full, [False] * 4 + [True] * 2)
@@ -166,10 +167,11 @@ BAD_TRANSITIONS = {
 }
 
 
+@pytest.mark.parametrize("backups", [1, 2])
 @pytest.mark.parametrize("name", BAD_TRANSITIONS)
-def test_bad_values_raise_outside_jit_and_flag_inside(name):
+def test_bad_values_raise_outside_jit_and_flag_inside(name, backups):
     change, message = BAD_TRANSITIONS[name]
-    cfg = config()
+    cfg = config(backups=backups)
     state, _ = learn(cfg, random_transitions(3, seed=7))
     bad = row(random_transitions(1, seed=8), 0)._replace(**change)
     with pytest.raises(ValueError, match=message):

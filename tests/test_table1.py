@@ -247,3 +247,40 @@ def test_programs_are_made_once_and_numbers_do_not_count():
     assert again is program and seconds == 0.0
     assert float(again(greedy)) == 0.0
     assert programs.get("double", lambda cfg: 2.0 * cfg.beta, linear)[0] is not program
+
+
+def _sb3_file(path, **changes):
+    record = {
+        "task": "CartPole-v0", "algorithm": "sb3-dqn", "seed": 1000, "return_mean": 120.0, "return_std": 4.0,
+        "episodes": 2, "steps": 60, "seconds": 50.0,
+    }  # fmt: skip
+    path.write_text(json.dumps({"results": [{**record, **changes}]}))
+    return str(path)
+
+
+def test_results_of_another_program_stand_beside(out, tmp_path, capsys):
+    before = (out / "table1.json").read_text()
+    assert cli.main([*COMMAND, "--out", str(out), "--beside", _sb3_file(tmp_path / "sb3.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "sb3-dqn" in printed
+    assert "149.68 ± 4.75" in printed
+    assert "50.00" in printed
+    assert json.loads((out / "table1.json").read_text())["results"] == json.loads(before)["results"]
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"episodes": 5}, "has 5 episodes a seed, this table 2"),
+        ({"steps": 1000}, "has 1000 steps a seed, this table 60"),
+        ({"algorithm": "random"}, "has records of random, which is a row of this table already"),
+    ],
+)
+def test_results_that_do_not_fit_beside(out, tmp_path, capsys, changes, words):
+    assert cli.main([*COMMAND, "--out", str(out), "--beside", _sb3_file(tmp_path / "sb3.json", **changes)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_nothing_to_stand_beside(out, tmp_path, capsys):
+    assert cli.main([*COMMAND, "--out", str(out), "--beside", str(tmp_path / "none.json")]) == 2
+    assert "cannot read" in capsys.readouterr().err

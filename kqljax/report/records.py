@@ -17,7 +17,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,13 @@ def prepare_directory(out: str | os.PathLike[str]) -> Path:
     return directory
 
 
-def read(path: Path) -> Document:
-    """The document at `path`."""
+def read(path: Path, parts: Set[str] = frozenset({"settings", "results"})) -> Document:
+    """The document at `path`, which must have these parts."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ResultsError(f"cannot read {path}: {error}. Move it away or give another --out.") from error
-    if not isinstance(document, dict) or not {"settings", "results"} <= document.keys():
+    if not isinstance(document, dict) or not parts <= document.keys():
         raise ResultsError(f"{path} is not a results file of kqljax. Move it away or give another --out.")
     return document
 
