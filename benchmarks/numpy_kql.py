@@ -1,6 +1,6 @@
 """Algorithm 1 in plain vectorised NumPy: the reference that the exact engine is timed against.
 
-The inverse of K + lam I is updated in place (Sherman-Morrison, as in lines 16 to 18), every array is a view that grows
+The inverse of K + lam I is updated in place (Sherman-Morrison, as in lines 15 to 17), every array is a view that grows
 with t, and all loops over rows, actions and stored pairs are NumPy products. It knows nothing of the library.
 """
 

@@ -69,7 +69,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", action="append", choices=sorted(TASKS), help="repeatable; all tasks by default")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds a task")
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--first-seed", type=int, default=1000, help="seeds below 1000 are for tuning")
     parser.add_argument("--steps", type=int, default=1000, help="training steps a seed")
     parser.add_argument("--episodes", type=int, default=100, help="evaluation episodes a seed")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch; small networks gain nothing from more")

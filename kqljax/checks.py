@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kqljax.errors import describe, first_bad, is_known
-from kqljax.kernels import Kernel, Pair
+from kqljax.kernels import Kernel, Pair, num_terms
 
 if TYPE_CHECKING:
     from kqljax.kql import KQLConfig, KQLState, Transition
@@ -29,6 +29,8 @@ class NormalisationWarning(UserWarning):
 
 def whole_number(name: str, value: Any, least: int, remedy: str) -> int:
     """`value` as an int of at least `least`."""
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(f"{name} is a size and must be known before tracing: give it to jax.jit as static_argnames={name!r}.")
     try:
         number = operator.index(value)
     except TypeError:
@@ -100,17 +102,8 @@ def _require(name: str, value: np.ndarray, good: Any, range_: str, remedy: str) 
 
 
 def _check_normalisation(cfg: KQLConfig, obs_dim: int) -> None:
-    if any(np.ndim(leaf) for leaf in jax.tree.leaves(cfg.kernel)):
-        return  # a batch of kernels: each is a config of its own
-    # k(x, x) at the centre, at corners and inside of the box [-1, 1]^l.
-    points = np.random.default_rng(0).uniform(-1, 1, (64, obs_dim))
-    points[0], points[1], points[2:16] = 0.0, 1.0, np.sign(points[2:16])
-    norms = [
-        float(jnp.sqrt(cfg.kernel.evaluate(pair, pair)))
-        for point in points
-        for pair in [Pair(jnp.asarray(point), jnp.eye(cfg.num_actions)[0])]
-    ]
-    low, high, slack = min(norms), max(norms), 1e-6
+    norms = np.sqrt(_self_kernels(cfg, obs_dim))
+    low, high, slack = norms.min(), norms.max(), 1e-6
     if low < 0.5 - slack or high > 1 + slack:
         warnings.warn(
             f"the kernel's norm ||K_x|| = sqrt(k(x, x)) runs from {low:.3g} to {high:.3g} on [-1, 1]^{obs_dim}; the paper "
@@ -118,6 +111,36 @@ def _check_normalisation(cfg: KQLConfig, obs_dim: int) -> None:
             NormalisationWarning,
             stacklevel=4,
         )
+
+
+def _self_kernels(cfg: KQLConfig, obs_dim: int) -> np.ndarray:
+    """k(x, x) at the centre, at corners and inside of the box [-1, 1]^l, with every action; an error where it is no kernel.
+
+    A config whose numbers are batched holds many kernels, each a config of its own: they are not looked at here.
+    """
+    if np.ndim(cfg.lam) or np.ndim(cfg.gamma) or np.ndim(cfg.beta):
+        return np.ones(1)
+    points = np.random.default_rng(0).uniform(-1, 1, (16, obs_dim))
+    points[0], points[1], points[2:8] = 0.0, 1.0, np.sign(points[2:8])
+    actions = jnp.eye(cfg.num_actions)
+
+    def own(obs: Array, action: Array) -> Array:
+        return cfg.kernel.evaluate(Pair(obs, action), Pair(obs, action))
+
+    values = jax.vmap(lambda obs: jax.vmap(lambda action: own(obs, action))(actions))(jnp.asarray(points, actions.dtype))
+    if values.ndim != 2:
+        return np.ones(1)
+    found = np.asarray(values, np.float64)
+    if not np.all(found > 0):
+        raise ValueError(
+            f"the kernel {cfg.kernel} gives k(x, x) = {first_bad(found, found > 0)}: expected positive numbers. "
+            "Look at its parameters."
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(cfg.kernel):
+        name = jax.tree_util.keystr(path)
+        if name.endswith((".eta", ".length_scale")) and not np.all(np.asarray(leaf) > 0):
+            raise ValueError(f"the kernel's {name.lstrip('.')} must be above 0, got {first_bad(leaf, np.asarray(leaf) > 0)}.")
+    return found
 
 
 def check_init(cfg: KQLConfig, obs_dim: Any, dtype: Any, capacity: Any) -> np.dtype:
@@ -128,10 +151,11 @@ def check_init(cfg: KQLConfig, obs_dim: Any, dtype: Any, capacity: Any) -> np.dt
         whole_number("capacity", capacity, 1, "Leave it out for the config's horizon.")
     if is_known(cfg):
         check_config(cfg)
-    return check_dtype(cfg, dtype)
+        _self_kernels(cfg, obs_dim)
+    return check_dtype(cfg, dtype, max(cfg.horizon, capacity or 0))
 
 
-def check_dtype(cfg: KQLConfig, dtype: Any) -> np.dtype:
+def check_dtype(cfg: KQLConfig, dtype: Any, capacity: int) -> np.dtype:
     """The state's dtype: float32 or float64, the latter only where jax has it."""
     x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
     wanted = np.dtype(dtype) if dtype is not None else np.dtype("float64" if x64 else "float32")
@@ -139,11 +163,19 @@ def check_dtype(cfg: KQLConfig, dtype: Any) -> np.dtype:
         raise ValueError(f"dtype must be float32 or float64, got {wanted}.")
     if wanted == np.dtype("float64") and not x64:
         raise ValueError(f"dtype float64 is switched off in jax. {X64_REMEDY}")
-    if wanted == np.dtype("float32") and is_known(cfg.lam):
-        lam, least = float(np.min(np.asarray(cfg.lam))), least_float32_lam(cfg.horizon)
-        if lam < least:
+    if wanted == np.dtype("float32"):
+        least = least_float32_lam(capacity)
+        if not is_known(cfg.lam):
+            # Inside jit the value of lam cannot be looked at: only who asks for float32 by name gets it.
+            if dtype is None:
+                raise ValueError(
+                    f"the exact engine needs float64, or float32 with lam of at least {least:.2g} at {capacity} "
+                    "transitions (docs/numerics.md), and inside jit it cannot see lam. "
+                    f"{X64_REMEDY} Or give dtype=jnp.float32 and watch KQLInfo.is_finite and residual."
+                )
+        elif (lam := float(np.min(np.asarray(cfg.lam)))) < least:
             raise ValueError(
-                f"the exact engine cannot keep its factor in float32 at lam={lam:.3g} and horizon={cfg.horizon}: it would "
+                f"the exact engine cannot keep its factor in float32 at lam={lam:.3g} and {capacity} transitions: it would "
                 f"diverge (docs/numerics.md). Use float64, or lam of at least {least:.2g}. {X64_REMEDY}"
             )
     return wanted
@@ -164,8 +196,25 @@ X64_REMEDY = (
 )
 
 
+def check_state(cfg: KQLConfig, state: KQLState) -> None:
+    """A state that was made with a config like this one."""
+    if state.q_tilde.shape[-1] != cfg.num_actions:
+        raise ValueError(
+            f"the state was made for {state.q_tilde.shape[-1]} actions, the config has num_actions={cfg.num_actions}. "
+            "Make the state with kql_init and this config."
+        )
+    terms = num_terms(cfg.kernel, state.table.obs.shape[-1], cfg.num_actions)
+    stored = state.table.cross.shape[-1] // state.capacity
+    if terms != stored:
+        raise ValueError(
+            f"the state stores {stored} terms a pair, the kernel {type(cfg.kernel).__name__} has {terms}: the state was made "
+            "with another kernel. Make it with kql_init and this config."
+        )
+
+
 def check_obs(state: KQLState, obs: Any, name: str = "obs") -> Array:
     """An observation `[l]` that fits the state."""
+    obs = np.asarray(obs) if isinstance(obs, (list, tuple)) else obs
     expected = state.table.obs.shape[-1]
     shape = np.shape(obs)
     if shape != (expected,):
@@ -188,11 +237,7 @@ def check_key(key: Array | None) -> Array:
 
 def check_transition(cfg: KQLConfig, state: KQLState, transition: Transition) -> None:
     """Shapes and dtypes always, values outside jit."""
-    if state.q_tilde.shape[-1] != cfg.num_actions:
-        raise ValueError(
-            f"the state was made for {state.q_tilde.shape[-1]} actions, the config has num_actions={cfg.num_actions}. "
-            "Make the state with kql_init and this config."
-        )
+    check_state(cfg, state)
     for name in ("obs", "next_obs"):
         check_obs(state, getattr(transition, name), f"transition.{name}")
     kinds = {"action": jnp.integer, "reward": jnp.number, "terminated": jnp.bool_}

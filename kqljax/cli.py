@@ -80,7 +80,9 @@ def _table1_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--beside", metavar="FILE", help="results of another program as further rows, see benchmarks/sb3_dqn.py")
     add("--no-figures", action="store_true", help="leave the figures out")
-    add("--json", action="store_true", help="print the summary as JSON in place of the table")
+    as_text = parser.add_mutually_exclusive_group()
+    as_text.add_argument("--json", action="store_true", help="print the summary as JSON in place of the table")
+    as_text.add_argument("--markdown", action="store_true", help="print the table in Markdown")
 
 
 def _table1(options: argparse.Namespace) -> int:
@@ -104,6 +106,9 @@ def _table1(options: argparse.Namespace) -> int:
         except ImportError as error:
             raise UsageError(f"{error} Or add --no-figures.") from error
     try:
+        if options.beside:
+            # Before the run: a wrong file should not be found out at its end.
+            experiment.place_beside({"settings": settings.as_json(), "results": [], "compile_seconds": {}}, options.beside)
         with _Bar() as bar:
             document = experiment.run_table1(settings, options.out, bar.update)
         if options.beside:
@@ -116,6 +121,9 @@ def _table1(options: argparse.Namespace) -> int:
     paths = [] if options.no_figures else plots.save_figures(document, options.out)
     if options.json:
         print(json.dumps(document["summary"], indent=1))
+        return 0
+    if options.markdown:
+        print(table.markdown_table(document))
         return 0
     console = Console()
     if not console.is_terminal:

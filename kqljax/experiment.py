@@ -317,17 +317,19 @@ def _do_results(work: Work, settings: Table1Settings, document: records.Document
     compile_seconds = document["compile_seconds"].setdefault(work.task, {})
     compile_seconds[work.algorithm] = compile_seconds.get(work.algorithm, 0.0) + chunk.compile_seconds
     for seed, returns, is_sound in zip(work.seeds, chunk.returns, chunk.is_sound, strict=True):
+        # A policy whose values are not numbers has no return: NaN, which JSON does not know.
+        has_return = bool(np.all(np.isfinite(returns)))
         document["results"].append(
             {
                 "task": work.task,
                 "algorithm": work.algorithm,
                 "seed": seed,
-                "return_mean": float(np.mean(returns)),
-                "return_std": float(np.std(returns)),
+                "return_mean": float(np.mean(returns)) if has_return else None,
+                "return_std": float(np.std(returns)) if has_return else None,
                 "episodes": settings.episodes,
                 "seconds": chunk.seconds,
                 "evaluation_seconds": chunk.evaluation_seconds,
-                "is_sound": bool(is_sound),
+                "is_sound": bool(is_sound) and has_return,
             }
         )
 
@@ -363,6 +365,8 @@ def summarise_document(document: records.Document) -> dict[str, dict[str, dict[s
     for task in document["settings"]["tasks"]:
         for algorithm in document["settings"]["algorithms"]:
             cell = [r for r in document["results"] if (r["task"], r["algorithm"]) == (task, algorithm)]
+            unsound = [r["seed"] for r in cell if not r["is_sound"]]
+            cell = [r for r in cell if r["return_mean"] is not None]
             if not cell:
                 continue
             means, stds, episodes = ([r[name] for r in cell] for name in ("return_mean", "return_std", "episodes"))
@@ -375,7 +379,7 @@ def summarise_document(document: records.Document) -> dict[str, dict[str, dict[s
                 "seconds_a_seed": float(np.mean([r["seconds"] for r in cell])),
                 "evaluation_seconds_a_seed": float(np.mean([r["evaluation_seconds"] for r in cell])),
                 "compile_seconds": document["compile_seconds"].get(task, {}).get(algorithm, 0.0),
-                "unsound_seeds": [r["seed"] for r in cell if not r["is_sound"]],
+                "unsound_seeds": unsound,
                 "paper_mean": paper[0] if paper else None,
                 "paper_std": paper[1] if paper else None,
             }
@@ -386,18 +390,22 @@ def place_beside(document: records.Document, path: str | os.PathLike[str]) -> re
     """The document with the records of another results file as further rows, for the table and the figures.
 
     For algorithms that do not run here, such as the DQN of Stable-Baselines3 (benchmarks/sb3_dqn.py). The other file must
-    have been made with the same steps and episodes.
+    have been made with the same steps and episodes; its records of tasks that are not in the table are left out.
     """
     settings = document["settings"]
     other = records.read(Path(path), {"results"})
     added = []
     for number, record in enumerate(other["results"]):
-        missing = {"task", "algorithm", "seed", "return_mean", "return_std", "episodes", "seconds"} - set(record)
+        missing = {"task", "algorithm", "seed", "return_mean", "return_std", "episodes", "steps", "seconds"} - set(record)
         if missing:
             raise records.ResultsError(f"{path}: record {number} has no {', '.join(sorted(missing))}.")
         for name, asked in (("episodes", settings["episodes"]), ("steps", settings["steps"])):
-            if record.get(name, asked) != asked:
+            if record[name] != asked:
                 raise records.ResultsError(f"{path} has {record[name]} {name} a seed, this table {asked}. Make it anew.")
+        if record["task"] not in settings["tasks"]:
+            continue
+        if not settings["tuning"] and record["seed"] < FIRST_REPORTING_SEED:
+            raise records.ResultsError(f"{path} has seed {record['seed']}; reported seeds begin at {FIRST_REPORTING_SEED}.")
         if record["algorithm"] in settings["algorithms"]:
             raise records.ResultsError(f"{path} has records of {record['algorithm']}, which is a row of this table already.")
         added.append({"evaluation_seconds": 0.0, "is_sound": True, **record})

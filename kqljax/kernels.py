@@ -66,6 +66,11 @@ class Kernel:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "evaluate" in own and "terms" not in own:
+            # A new formula: what an inherited split says would be of the old one.
+            for name in ("is_split", "terms", "mixing"):
+                setattr(cls, name, vars(Kernel)[name])
         dataclasses.dataclass(frozen=True)(cls)
         register(cls)
 

@@ -109,7 +109,7 @@ class KQLState(NamedTuple):
     Attributes:
       posterior: the stored pairs (s_tau, a_tau) and the regression on them.
       table: Q-hat and squared width at the successors s'_tau for every action, `[T, A]` each.
-      q_tilde: `[T, A]` clipped optimistic value at the successors.
+      q_tilde: `[T, A]` clipped optimistic value at the successors; rows of empty slots mean nothing.
       reward: `[T]`.
       terminated: `[T]` bool.
     """
@@ -148,7 +148,7 @@ class KQLInfo(NamedTuple):
       is_stored: `[]` bool, the transition was taken in; where False the state is unchanged.
       is_full: `[]` bool, no slot was free for it.
       is_valid: `[]` bool, finite observations, reward in [0, 1], action in range.
-      is_finite: `[]` bool, the new weights, widths and values are finite.
+      is_finite: `[]` bool, every Q-tilde in the table and the residual are finite numbers.
       residual: `[]` |(K + lam I) alpha - y| at the new pair, in units of value; a certificate of the arithmetic.
       width: `[]` Gamma-hat_t at the new pair before it was stored.
     """
@@ -201,6 +201,7 @@ def kql_grow(state: KQLState, capacity: int, is_full: bool = False) -> KQLState:
 
 def kql_predict(cfg: KQLConfig, state: KQLState, obs: Any) -> tuple[Array, Array]:
     """Q-hat `[A]` and width Gamma-hat `[A]` at one observation `[l]`."""
+    checks.check_state(cfg, state)
     obs = checks.check_obs(state, obs)
     return gram.predict(cfg.kernel, cfg.lam, state.posterior, obs)
 
@@ -233,7 +234,7 @@ def _choose(cfg: KQLConfig, q_tilde: Array, key: Array | None) -> Array:
 
 
 def kql_step(cfg: KQLConfig, state: KQLState, transition: Transition) -> tuple[KQLState, KQLInfo]:
-    """Learns from one transition (lines 11 to 22 of Algorithm 1).
+    """Learns from one transition (lines 10 to 23 of Algorithm 1).
 
     Outside jit a transition with wrong values raises ValueError. Inside jit it is left out and `info.is_valid` says so;
     the same holds for one past the capacity, `info.is_full`.
@@ -275,7 +276,7 @@ def _learn(
     )
     pair = gram.one_pair(posterior, obs, transition.action)
 
-    # Lines 11-15, Q-tilde_t at the states reached before, is in the table; so are the targets of those steps.
+    # Lines 10-14, Q-tilde_t at the states reached before, is in the table; so are the targets of those steps.
     targets = _targets(cfg, state)
 
     # Everything this step asks of W_t in one pass: the new pair, the targets, and the state just reached.
@@ -292,7 +293,7 @@ def _learn(
     whitened = gram.whiten(posterior, columns)
     overlaps = jnp.matmul(whitened.T, whitened, precision=jax.lax.Precision.HIGHEST)
 
-    # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 22 needs.
+    # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 23 needs.
     of_next = slice(2, 2 + cfg.num_actions)
     explained = jnp.diagonal(overlaps)
     next_q_hat = jnp.matmul(posterior.weights, columns, precision=jax.lax.Precision.HIGHEST)[of_next]
@@ -301,15 +302,15 @@ def _learn(
     next_value = jnp.max(_optimistic(cfg, next_q_hat, jnp.sqrt(next_width_sq)))
     target = reward + cfg.gamma * jnp.where(transition.terminated, cfg.terminal_value, next_value)
 
-    # Lines 16-18: u, s and W_{t+1}; with the targets, the weights of Q-hat_{t+1} (line 22).
+    # Lines 15-17: u, s and W_{t+1}; with the targets, the weights of Q-hat_{t+1} (line 23).
     own = kernel.evaluate(pair, pair)
     posterior, update = gram.border(
         lam, posterior, pair, own, whitened[:, 0], explained[0], targets, whitened[:, 1], overlaps[0, 1], target,
         is_valid,
     )  # fmt: skip
-    slot, is_stored = state.num_stored, update.is_stored
+    slot, is_stored = state.posterior.next_slot, update.is_stored
 
-    # Lines 19-21: widths at all states reached; and Q-hat_{t+1} there, for lines 11-15 of the next step.
+    # Lines 18-22: widths at all states reached; and Q-hat_{t+1} there, for lines 10-14 of the next step.
     table = gram.put_row(state.table, slot, next_obs, next_terms, next_q_hat, next_width_sq, is_stored)
     table = gram.refresh(kernel, lam, posterior, table, update)
     is_written = (jnp.arange(state.capacity) == slot) & is_stored
@@ -359,8 +360,7 @@ def _optimistic(cfg: KQLConfig, q_hat: Array, width: Array) -> Array:
 def _targets(cfg: KQLConfig, state: KQLState) -> Array:
     """y_tau = r_tau + gamma max_a Q-tilde[tau][a] `[T]`, the terminal value where the task ended; 0 in empty slots."""
     value = jnp.where(state.terminated, cfg.terminal_value, jnp.max(state.q_tilde, axis=1))
-    is_stored = jnp.arange(state.capacity) < state.num_stored
-    return jnp.where(is_stored, state.reward + cfg.gamma * value, 0.0)
+    return jnp.where(state.posterior.is_taken, state.reward + cfg.gamma * value, 0.0)
 
 
 def _backup(cfg: KQLConfig, state: KQLState, is_wanted: Array) -> KQLState:

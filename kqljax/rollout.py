@@ -89,9 +89,8 @@ def train(
             f"num_steps={num_steps} is more than the config's horizon={cfg.horizon}, the transitions it can hold. "
             "Make the config with a larger horizon."
         )
-    wrong = [step for step in eval_at if not 1 <= step <= num_steps]
-    if wrong:
-        raise ValueError(f"eval_at must lie in 1..{num_steps}, got {wrong[0]}.")
+    if list(eval_at) != sorted({step for step in eval_at if 1 <= step <= num_steps}):
+        raise ValueError(f"eval_at must be increasing steps in 1..{num_steps}, got {eval_at}.")
     reset_key, act_key, step_key, eval_key = jax.random.split(key, 4)
     obs, env_state = task.reset(reset_key)
 
@@ -102,7 +101,8 @@ def train(
 
     def body(carry: _Carry, key: Array) -> tuple[_Carry, TrainLog]:
         env_key, act_key = jax.random.split(key)
-        step = task.step(env_key, carry.env_state, carry.action)
+        # An action of -1 says that a value was not a number. The environment cannot take it; kql_step will refuse it.
+        step = task.step(env_key, carry.env_state, jnp.maximum(carry.action, 0))
         transition = Transition(carry.obs, carry.action, step.reward, step.next_obs, step.terminated)
         state, info, action, _ = kql_step_and_act(cfg, carry.state, transition, step.obs, act_key)
         episode_return = carry.episode_return + step.raw_reward
@@ -139,7 +139,10 @@ def evaluate(task: Task, cfg: KQLConfig, state: KQLState, key: Array, num_episod
 
 
 def rollout_returns(task: Task, act: Any, key: Array, num_episodes: int) -> Array:
-    """Raw returns `[num_episodes]` of any policy `act(obs [l], key) -> action []`."""
+    """Raw returns `[num_episodes]` of any policy `act(obs [l], key) -> action []`.
+
+    An episode in which the policy answers with a negative action, the mark of a value that is not a number, returns NaN.
+    """
     reset_key, step_key = jax.random.split(key)
     obs, env_state = jax.vmap(task.reset)(jax.random.split(reset_key, num_episodes))
 
@@ -151,8 +154,9 @@ def rollout_returns(task: Task, act: Any, key: Array, num_episodes: int) -> Arra
         step, obs, env_state, returns, is_over = carry
         act_key, env_key = jax.random.split(jax.random.fold_in(step_key, step))
         action = jax.vmap(act)(obs, jax.random.split(act_key, num_episodes))
-        after = jax.vmap(task.step)(jax.random.split(env_key, num_episodes), env_state, action)
-        returns = returns + jnp.where(is_over, 0.0, after.raw_reward)
+        after = jax.vmap(task.step)(jax.random.split(env_key, num_episodes), env_state, jnp.maximum(action, 0))
+        reward = jnp.where(action < 0, jnp.nan, after.raw_reward)
+        returns = returns + jnp.where(is_over, 0.0, reward)
         return step + 1, after.obs, after.env_state, returns, is_over | after.terminated | after.truncated
 
     start = (jnp.zeros((), jnp.int32), obs, env_state, jnp.zeros(num_episodes), jnp.zeros(num_episodes, bool))

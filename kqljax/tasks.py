@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.errors import describe
+from kqljax.errors import describe, is_known
 from kqljax.kernels import RBF, Kernel
 from kqljax.kql import KQLConfig
 from kqljax.pytrees import register
@@ -95,8 +95,10 @@ class Task:
         return jnp.clip(scaled, -1.0, 1.0) if self.clips else scaled
 
     def unit_reward(self, reward: Any) -> Array:
-        """Raw reward to [0, 1]; rounding beyond the ends is cut off."""
-        return jnp.clip((reward - self.reward_low) / (self.reward_high - self.reward_low), 0.0, 1.0)
+        """Raw reward to [0, 1]. Rounding beyond the ends is cut off; more is left for `kql_step` to refuse."""
+        unit = (reward - self.reward_low) / (self.reward_high - self.reward_low)
+        cut = jnp.clip(unit, 0.0, 1.0)
+        return jnp.where(jnp.abs(unit - cut) < 1e-5, cut, unit)
 
     def reset(self, key: Array) -> tuple[Array, Any]:
         """First observation `[l]` of an episode and the environment's state."""
@@ -137,6 +139,11 @@ class Task:
         kernel = RBF(eta=self.eta) if kernel is None else kernel
         if "terminal_value" not in overrides:
             unit = (0.0 - self.reward_low) / (self.reward_high - self.reward_low)
+            if is_known(unit) and not 0 <= unit <= 1:
+                raise ValueError(
+                    f"{self.name} pays rewards from {self.reward_low} to {self.reward_high}, so an end that pays 0 for ever "
+                    "has no place in them: give terminal_value=, in [0, 1 / (1 - gamma)]."
+                )
             overrides["terminal_value"] = unit / (1.0 - overrides.get("gamma", KQLConfig.gamma))
         return KQLConfig(kernel=kernel, num_actions=self.num_actions, horizon=horizon, **overrides)
 
@@ -163,7 +170,8 @@ class Task:
           reward_range: raw rewards that become 0 and 1.
           obs_bounds: low `[l]` and high `[l]`, by default the bounds of the observation space.
           actions: values for each action index; needed for a Box of actions.
-          max_steps: episode length, by default `params.max_steps_in_episode`.
+          max_steps: episode length, by default `params.max_steps_in_episode`, which it replaces; an environment without
+            that parameter must keep the limit itself.
           clips: cut normalised observations off at -1 and 1.
         """
         params = env.default_params if params is None else params
@@ -182,6 +190,8 @@ class Task:
         worst, best = (float(end) for end in reward_range)
         if not (math.isfinite(worst) and math.isfinite(best) and worst < best):
             raise ValueError(f"reward_range must be (lowest, highest) with lowest < highest, got {reward_range}.")
+        if max_steps is not None and hasattr(params, "max_steps_in_episode"):
+            params = params.replace(max_steps_in_episode=max_steps)
         steps = max_steps if max_steps is not None else getattr(params, "max_steps_in_episode", None)
         if steps is None:
             raise ValueError(f"{name} has no max_steps_in_episode: give max_steps=, the length of an episode.")

@@ -1,5 +1,6 @@
 """The benchmarks' quick modes, so that they cannot rot, and the reference they time against."""
 
+import kovi
 import numerics
 import numpy as np
 import oracle
@@ -25,6 +26,13 @@ def test_step_time_checks_before_it_prints(monkeypatch, capsys):
 def test_numerics(capsys):
     numerics.main(["--smoke"])
     assert capsys.readouterr().out.count("| MountainCar-v0 |") == 4
+
+
+def test_kovi(capsys):
+    kovi.main(["--smoke"])
+    printed = capsys.readouterr().out
+    assert "| textbook |" in printed
+    assert "| pooled |" in printed
 
 
 def test_numpy_reference_is_algorithm_1():

@@ -1,12 +1,15 @@
 """Every public name is documented, and the README's code runs as it stands."""
 
 import inspect
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import kqljax
+from kqljax.experiment import place_beside
+from kqljax.report.table import markdown_table
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,7 +25,8 @@ def test_public_names_are_documented(name):
 
 
 def test_public_names_are_there_and_sorted():
-    assert len(set(kqljax.__all__)) == len(kqljax.__all__)
+    by_kind = sorted(kqljax.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert kqljax.__all__ == by_kind
     for name in kqljax.__all__:
         assert hasattr(kqljax, name)
 
@@ -36,6 +40,12 @@ def test_readme_code_runs():
     assert names["returns"].shape == (20,)
     assert bool(names["info"].is_stored)
     assert names["widths"].shape == (3,)
+
+
+def test_readme_table_is_the_committed_result():
+    document = json.loads((ROOT / "benchmarks" / "results" / "table1.json").read_text())
+    beside = ROOT / "benchmarks" / "results" / "sb3_dqn.json"
+    assert markdown_table(place_beside(document, beside)) in (ROOT / "README.md").read_text()
 
 
 def test_links_in_documents_lead_somewhere():

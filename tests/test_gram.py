@@ -234,14 +234,41 @@ def test_grow_before_full_needs_no_promise():
     np.testing.assert_allclose(post.weights, whole.weights, atol=1e-9)
 
 
-def test_a_broken_promise_is_refused_not_misplaced():
+def test_a_broken_promise_costs_slots_and_nothing_else():
     kernel, lam = kqljax.RBF(), 1e-2
-    obs, action = random_pairs(16, 6)
+    obs, action = random_pairs(16, 7)
     post, _ = stream(kernel, lam, obs[:5], action[:5], np.ones(5), capacity=8)
-    grown = gram.grow(post, 12, is_full=True)
-    after, update = gram.append(kernel, lam, grown, obs[5], action[5], 1.0)
-    assert not bool(update.is_stored)
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(grown), strict=True))
+    post = gram.grow(post, 12, is_full=True)
+    for i in (5, 6):
+        post, update = gram.append(kernel, lam, post, obs[i], action[i], 1.0)
+        assert bool(update.is_stored)
+    assert int(post.num_stored) == 7
+    np.testing.assert_array_equal(post.is_taken, [True] * 5 + [False] * 3 + [True] * 2 + [False] * 2)
+    whole, _ = stream(kernel, lam, obs, action, np.ones(7))
+    queries = random_pairs(19, 4)[0]
+    for found, expected in zip(predict(kernel, lam, post, queries), predict(kernel, lam, whole, queries), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+class Direction(kqljax.Kernel):
+    """Defined wherever [s, a] has a direction, which an empty slot has not."""
+
+    sharpness: float = 1.0
+
+    def evaluate(self, x, y):
+        x, y = (jnp.concatenate([pair.obs, pair.action]) for pair in (x, y))
+        return jnp.exp(self.sharpness * (jnp.dot(x, y) / jnp.sqrt(jnp.dot(x, x) * jnp.dot(y, y)) - 1.0))
+
+
+def test_empty_slots_are_never_asked():
+    kernel, lam = Direction(), 1e-2
+    obs, action = random_pairs(20, 4)
+    post, _ = stream(kernel, lam, obs, action, np.ones(4), capacity=9)
+    exact, _ = stream(kernel, lam, obs, action, np.ones(4))
+    queries = random_pairs(21, 3)[0]
+    for found, expected in zip(predict(kernel, lam, post, queries), predict(kernel, lam, exact, queries), strict=True):
+        assert np.all(np.isfinite(found))
+        np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_past_capacity_nothing_changes():

@@ -94,6 +94,41 @@ def test_errors_say_what_to_do():
         Nothing().evaluate(point, point)
 
 
+class Stretched(kqljax.RBF):
+    """A subclass with a formula of its own, and fields of its own."""
+
+    stretch: float = 3.0
+
+    def evaluate(self, x, y):
+        return jnp.exp(-self.eta * jnp.sum((self.stretch * (x.obs - y.obs)) ** 2)) * jnp.dot(x.action, y.action)
+
+
+def test_a_new_formula_drops_an_inherited_split():
+    kernel = Stretched(eta=0.5)
+    assert not kernel.is_split
+    obs, action = random_pairs(9, 6)
+    stored = pairs(obs, action)
+    found = gram.kernel_vectors(gram.stored_mixing(kernel, stored), gram.state_terms(kernel, stored, jnp.asarray(obs[0])))
+    every = pairs(np.repeat(obs[:1], 3, axis=0), np.arange(3))
+    np.testing.assert_allclose(found, kernels.gram(kernel, stored, every), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "kernel, words",
+    [
+        (kqljax.RBF(eta=float("nan")), r"gives k\(x, x\) = nan"),
+        (-1.0 * kqljax.RBF(), r"gives k\(x, x\) = -1"),
+        (kqljax.RBF(eta=-1.0), "eta must be above 0, got -1.0"),
+        (0.5 * kqljax.Matern32(length_scale=-2.0) + 0.5 * kqljax.RBF(), "length_scale must be above 0, got -2.0"),
+    ],
+)
+def test_what_is_no_kernel_is_refused(kernel, words):
+    cfg = kqljax.KQLConfig(kernel=kernel, num_actions=2, horizon=10)
+    for check in (lambda: cfg.validate(obs_dim=3), lambda: kqljax.kql_init(cfg, 3)):
+        with pytest.raises(ValueError, match=words):
+            check()
+
+
 def test_normalisation_is_reported():
     def config(kernel):
         return kqljax.KQLConfig(kernel=kernel, num_actions=2, horizon=10)

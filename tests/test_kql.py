@@ -75,11 +75,15 @@ def test_terminal_value_is_the_target_of_an_end():
     assert float(state.posterior.targets[0]) == pytest.approx(0.25 + 0.95 * CAP)
 
 
-def test_a_reset_between_transitions_changes_nothing():
-    """Rows belong to successors: where the next episode begins is of no matter to what was stored."""
+def test_rows_belong_to_successors():
+    """A reset between two transitions needs no care: the value of row tau is that of s'_tau, wherever the next one begins."""
+    cfg = config()
     data = random_transitions(6)
-    state, _ = learn(config(), data)
+    state, _ = learn(cfg, data)
     np.testing.assert_array_equal(state.table.obs[:6], data.next_obs)
+    q_hat, width = jax.vmap(lambda obs: kql_predict(cfg, state, obs))(data.next_obs)
+    np.testing.assert_allclose(state.q_hat[:6], q_hat, atol=1e-9)
+    np.testing.assert_allclose(state.width[:6], width, atol=1e-8)
 
 
 def test_step_and_act_is_step_then_act():
@@ -172,6 +176,8 @@ BAD_TRANSITIONS = {
 def test_bad_values_raise_outside_jit_and_flag_inside(name, backups):
     change, message = BAD_TRANSITIONS[name]
     cfg = config(backups=backups)
+    empty = kql_init(cfg, 2)
+    assert_same(step(cfg, empty, row(random_transitions(1, seed=8), 0)._replace(**change))[0], empty)
     state, _ = learn(cfg, random_transitions(3, seed=7))
     bad = row(random_transitions(1, seed=8), 0)._replace(**change)
     with pytest.raises(ValueError, match=message):
@@ -270,9 +276,22 @@ def test_init_arguments():
 
 def test_state_and_config_must_fit():
     cfg = config()
-    state = kql_init(config(num_actions=2), 2)
-    with pytest.raises(ValueError, match="made for 2 actions, the config has num_actions=3"):
-        kql_step(cfg, state, row(random_transitions(1), 0))
+    for use in (
+        lambda state: kql_step(cfg, state, row(random_transitions(1), 0)),
+        lambda state: kql_act(cfg, state, jnp.zeros(2)),
+    ):
+        with pytest.raises(ValueError, match="made for 2 actions, the config has num_actions=3"):
+            use(kql_init(config(num_actions=2), 2))
+        with pytest.raises(ValueError, match="stores 2 terms a pair, the kernel RBF has 1: the state was made with another"):
+            use(kql_init(config(kernel=kqljax.Matern32()), 2))
+
+
+def test_lists_are_observations_too():
+    cfg = config()
+    state = kql_init(cfg, 2)
+    np.testing.assert_allclose(kql_act(cfg, state, [0.1, 0.2])[1], CAP)
+    with pytest.raises(ValueError, match=r"obs must have shape \(2,\)"):
+        kql_act(cfg, state, [0.1])
 
 
 def test_observation_for_acting_is_checked():
@@ -302,6 +321,10 @@ def test_float32_is_refused_where_it_would_diverge():
             kql_init(paper, 2, jnp.float32)
     with jax.enable_x64(False), pytest.raises(ValueError, match="JAX_ENABLE_X64=1"):
         kql_init(paper, 2)
+    with jax.enable_x64(False), pytest.raises(ValueError, match="inside jit it cannot see lam"):
+        jax.jit(lambda cfg: kql_init(cfg, 2))(paper)
+    with pytest.raises(ValueError, match="and 5000 transitions"):
+        kql_init(config(horizon=100, lam=0.001), 2, jnp.float32, capacity=5000)
     kql_init(config(horizon=1000, lam=0.01), 2, jnp.float32)
 
 

@@ -1,5 +1,7 @@
 """Training and evaluation as pure functions."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -88,8 +90,11 @@ def test_arguments_are_checked():
         kqljax.train(task, cfg, key, 30)
     with pytest.raises(ValueError, match="num_steps must be at least 1"):
         kqljax.train(task, cfg, key, 0)
-    with pytest.raises(ValueError, match=r"eval_at must lie in 1\.\.20, got 25"):
-        kqljax.train(task, cfg, key, eval_at=(25,))
+    for wrong in ((25,), (10, 5), (5, 5), (0,)):
+        with pytest.raises(ValueError, match=r"eval_at must be increasing steps in 1\.\.20"):
+            kqljax.train(task, cfg, key, eval_at=wrong)
+    with pytest.raises(ValueError, match="give it to jax.jit as static_argnames='num_steps'"):
+        jax.jit(kqljax.train)(task, cfg, key, 20)
     with pytest.raises(ValueError, match="num_episodes must be at least 1"):
         kqljax.evaluate(task, cfg, kqljax.kql_init(cfg, 2), key, 0)
 
@@ -102,3 +107,37 @@ def test_it_learns_mountain_car():
     assert int(run.log.terminated.sum()) >= 1
     returns = jax.jit(kqljax.evaluate, static_argnames="num_episodes")(task, cfg, run.state, jax.random.key(8), num_episodes=10)
     assert float(returns.mean()) > -185
+
+
+class Unreliable:
+    """CartPole that pays a reward out of range now and then."""
+
+    def __init__(self, env):
+        self.env, self.name = env, "Unreliable"
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def step(self, key, state, action, params):
+        obs, after, reward, *rest = self.env.step(key, state, action, params)
+        return obs, after, jnp.where(state.time == 3, jnp.nan, reward), *rest
+
+
+def test_a_refused_transition_is_left_out_and_the_run_goes_on():
+    plain = kqljax.make_task("CartPole-v0")
+    task = dataclasses.replace(plain, env=Unreliable(plain.env))
+    run = jax.jit(kqljax.train)(task, task.config(horizon=40), jax.random.key(0))
+    info = run.log.info
+    assert 1 <= int((~info.is_valid).sum()) < 10
+    np.testing.assert_array_equal(info.is_stored, info.is_valid)
+    assert int(run.state.num_stored) == int(info.is_stored.sum())
+
+
+def test_a_policy_without_values_has_no_return():
+    task = kqljax.make_task("CartPole-v0")
+    returns = kqljax.rollout_returns(task, lambda obs, key: jnp.where(obs[0] > 0, 0, -1), jax.random.key(0), 20)
+    assert bool(jnp.isnan(returns).any())
+    cfg = task.config(horizon=20)
+    state = kqljax.kql_init(cfg, 4)
+    broken = state._replace(posterior=state.posterior._replace(weights=jnp.full(20, jnp.nan)))
+    assert bool(jnp.isnan(kqljax.evaluate(task, cfg, broken, jax.random.key(0), 5)).all())

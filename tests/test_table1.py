@@ -100,6 +100,16 @@ def test_table_in_the_terminal(out, capsys):
     assert f"{iqm:.1f} [" in text
 
 
+def test_table_in_markdown(out, capsys):
+    assert cli.main([*COMMAND, "--out", str(out), "--markdown", "--no-figures"]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[0] == "| | MountainCar-v0 | CartPole-v0 |"
+    cell = _read(out)["summary"]["CartPole-v0"]["kql-rbf"]
+    row = next(line for line in lines if line.startswith("| **kql-rbf**, 2 seeds: IQM"))
+    assert f"**{cell['iqm']:.1f}** [{cell['low']:.1f}, {cell['high']:.1f}]" in row
+    assert "| paper, mean ± std of episodes | -132.55 ± 17.02 | 200.00 ± 0.00 |" in lines
+
+
 def test_an_interrupted_run_goes_on(out, tmp_path):
     whole = _read(out)
     lost = {("CartPole-v0", "random", 1001), ("MountainCar-v0", "kql-linear", 1001)}
@@ -273,6 +283,7 @@ def test_results_of_another_program_stand_beside(out, tmp_path, capsys):
     [
         ({"episodes": 5}, "has 5 episodes a seed, this table 2"),
         ({"steps": 1000}, "has 1000 steps a seed, this table 60"),
+        ({"seed": 3}, "has seed 3; reported seeds begin at 1000"),
         ({"algorithm": "random"}, "has records of random, which is a row of this table already"),
     ],
 )
@@ -284,3 +295,15 @@ def test_results_that_do_not_fit_beside(out, tmp_path, capsys, changes, words):
 def test_nothing_to_stand_beside(out, tmp_path, capsys):
     assert cli.main([*COMMAND, "--out", str(out), "--beside", str(tmp_path / "none.json")]) == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_a_seed_without_a_return_is_named_and_left_out(out, tmp_path, capsys):
+    document = _read(out)
+    broken = document["results"][0]
+    broken.update(return_mean=None, return_std=None, is_sound=False)
+    (tmp_path / "table1.json").write_text(json.dumps(document))
+    assert cli.main([*COMMAND, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    task, algorithm, seed = _place(broken)
+    assert f"numerical trouble: {algorithm} on {task}, seeds {seed}" in printed
+    assert _read(tmp_path)["summary"][task][algorithm]["num_seeds"] == 1

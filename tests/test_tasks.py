@@ -128,6 +128,28 @@ def test_wrapping():
         kqljax.Task.wrap(cart, params, reward_range=(0.0, 1.0), obs_bounds=(np.zeros(3), np.ones(4)))
 
 
+def test_rewards_out_of_range_are_not_hidden():
+    task = kqljax.make_task("MountainCar-v0")
+    assert float(task.unit_reward(1e-8)) == 1.0
+    assert float(task.unit_reward(5.0)) == 6.0
+
+
+def test_an_end_outside_the_reward_range_needs_a_value():
+    env, params = gymnax.make("MountainCar-v0")
+    task = kqljax.Task.wrap(env, params, reward_range=(1.0, 2.0))
+    with pytest.raises(ValueError, match="give terminal_value="):
+        task.config(horizon=10)
+    assert task.config(horizon=10, terminal_value=3.0).terminal_value == 3.0
+
+
+def test_a_shorter_episode_is_the_environments_too():
+    env, params = gymnax.make("MountainCar-v0")
+    task = kqljax.Task.wrap(env, params, reward_range=(-1.0, 0.0), max_steps=30)
+    assert task.params.max_steps_in_episode == 30
+    returns = kqljax.rollout_returns(task, lambda obs, key: jnp.int32(0), jax.random.key(0), 2)
+    np.testing.assert_array_equal(returns, -30.0)
+
+
 def test_vmapped_over_environment_parameters():
     task = kqljax.make_task("MountainCar-v0")
     forces = jnp.array([0.001, 0.002])

@@ -38,16 +38,16 @@ class GramPosterior(NamedTuple):
     """Kernel ridge regression on the pairs seen so far.
 
     Attributes:
-      num_stored: `[]` int32, t, the number of stored pairs.
-      pairs: stored pairs, obs `[T, l]` and one-hot action `[T, A]`; rows from t on are zero, which masks them.
+      next_slot: `[]` int32, where the next pair goes; t, unless `grow` gave up empty slots.
+      pairs: stored pairs, obs `[T, l]` and one-hot action `[T, A]`; zero in empty slots, which masks them.
       whitener: P, lower triangular, as blocks of rows `[rows_b, columns_b]` with rows adding up to T. A block has as many
         columns as the capacity was when it was the last one, so most of the zeros above the diagonal are not stored.
-        Only the last block is written to; rows and columns from t on are zero.
+        Only the last block is written to; rows and columns of empty slots are zero.
       targets: `[T]` y.
       weights: `[T]` alpha = (K + lam I)^-1 y.
     """
 
-    num_stored: Array
+    next_slot: Array
     pairs: Pair
     whitener: tuple[Array, ...]
     targets: Array
@@ -57,6 +57,16 @@ class GramPosterior(NamedTuple):
     def capacity(self) -> int:
         """T, the pairs there is room for."""
         return self.whitener[-1].shape[-1]
+
+    @property
+    def is_taken(self) -> Array:
+        """`[T]` bool, the slots that hold a pair."""
+        return jnp.sum(self.pairs.action, axis=-1) > 0
+
+    @property
+    def num_stored(self) -> Array:
+        """`[]` int32, t, the number of stored pairs."""
+        return jnp.sum(self.is_taken, axis=-1, dtype=jnp.int32)
 
     @property
     def num_closed(self) -> int:
@@ -105,7 +115,7 @@ def init(obs_dim: int, num_actions: int, capacity: int, dtype: Any = None) -> Gr
     """An empty posterior: mean 0, width sqrt(k(x, x) / lam)."""
     dtype = jnp.zeros((), dtype).dtype
     return GramPosterior(
-        num_stored=jnp.zeros((), jnp.int32),
+        next_slot=jnp.zeros((), jnp.int32),
         pairs=Pair(jnp.zeros((capacity, obs_dim), dtype), jnp.zeros((capacity, num_actions), dtype)),
         whitener=(jnp.zeros((capacity, capacity), dtype),),
         targets=jnp.zeros((capacity,), dtype),
@@ -130,8 +140,8 @@ def grow(post: GramPosterior, capacity: int, is_full: bool = False) -> GramPoste
 
     Args:
       is_full: the caller's word that every slot is taken. Then the blocks stored so far are closed and new rows go to a
-        block of their own, which halves the work of a step in the long run. Where the word is wrong, later pairs are
-        refused (`Update.is_stored`), never misplaced.
+        block of their own, which stores and reads fewer of the zeros above the diagonal. Where slots are free all the
+        same, they stay empty.
     """
     more = capacity - post.capacity
     if more < 0:
@@ -140,7 +150,7 @@ def grow(post: GramPosterior, capacity: int, is_full: bool = False) -> GramPoste
     closes = is_full and more
     added = (last, jnp.zeros((more, capacity), post.dtype)) if closes else (_pad(last, more, 0, 1),)
     return GramPosterior(
-        num_stored=post.num_stored,
+        next_slot=jnp.maximum(post.next_slot, post.capacity) if closes else post.next_slot,
         pairs=Pair(_pad(post.pairs.obs, more, 0), _pad(post.pairs.action, more, 0)),
         whitener=(*closed, *added),
         targets=_pad(post.targets, more, 0),
@@ -178,8 +188,10 @@ def _pad(array: Array, more: int, *axes: int) -> Array:
 
 
 def state_terms(kernel: Kernel, pairs: Pair, obs: Array) -> Array:
-    """State terms `[J, T]` between one state `[l]` and all stored pairs."""
-    return jax.vmap(lambda stored: kernel.terms(obs, stored), out_axes=1)(pairs)
+    """State terms `[J, T]` between one state `[l]` and all stored pairs; zero in empty slots."""
+    terms = jax.vmap(lambda stored: kernel.terms(obs, stored), out_axes=1)(pairs)
+    # An empty slot is no point of the kernel's domain: whatever comes out, NaN too, must not get further.
+    return jnp.where(jnp.sum(pairs.action, axis=-1) > 0, terms, 0.0)
 
 
 def stored_mixing(kernel: Kernel, pairs: Pair) -> Mixing:
@@ -282,8 +294,8 @@ def border(
       target: `[]` target of the new pair.
       is_wanted: `[]` bool; False leaves the posterior as it is.
     """
-    slot = post.num_stored
-    is_stored = (slot < post.capacity) & (slot >= post.num_closed) & is_wanted
+    slot = post.next_slot
+    is_stored = (slot < post.capacity) & is_wanted
     in_slot = jnp.arange(post.capacity) == slot
     is_written = in_slot & is_stored
 
@@ -298,7 +310,7 @@ def border(
     *closed, last = post.whitener
     row = direction / jnp.sqrt(kappa)
     return GramPosterior(
-        num_stored=post.num_stored + is_stored.astype(jnp.int32),
+        next_slot=slot + is_stored.astype(jnp.int32),
         pairs=Pair(*(jnp.where(is_written[:, None], new, old) for new, old in zip(pair, post.pairs, strict=True))),
         whitener=(*closed, write(last, slot - post.num_closed, row, is_stored)),
         targets=jnp.where(is_stored, jnp.where(in_slot, target, targets), post.targets),
@@ -308,14 +320,14 @@ def border(
 
 def solve(post: GramPosterior, targets: Array) -> GramPosterior:
     """The posterior of the same pairs with new targets `[T]`, in two products."""
-    targets = jnp.where(jnp.arange(post.capacity) < post.num_stored, targets, 0.0)
+    targets = jnp.where(post.is_taken, targets, 0.0)
     return post._replace(targets=targets, weights=unwhiten(post, whiten(post, targets[:, None]).T)[0])
 
 
-def write(array: Array, index: Array, value: Array, is_wanted: Any) -> Array:
-    """`array` with row `index` set to `value`, or unchanged; in place inside jit, safe past the end."""
-    old = lax.dynamic_index_in_dim(array, index, keepdims=False)
-    return lax.dynamic_update_index_in_dim(array, jnp.where(is_wanted, value, old), index, 0)
+def write(array: Array, index: Array, value: Array, is_wanted: Any, axis: int = 0) -> Array:
+    """`array` with row (or column) `index` set to `value`, or unchanged; in place inside jit, safe past the end."""
+    old = lax.dynamic_index_in_dim(array, index, axis, keepdims=False)
+    return lax.dynamic_update_index_in_dim(array, jnp.where(is_wanted, value, old), index, axis)
 
 
 # Prediction ----------------------------------------------------------------------------------------------------------
@@ -359,16 +371,14 @@ def put_row(table: Table, row: Array, obs: Array, terms: Array, mean: Array, squ
 
 def refresh(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, update: Update) -> Table:
     """Brings a table up to date after `append` (`post` is the posterior after it): one pass over `cross`."""
-    slot = post.num_stored - 1
+    slot = post.next_slot - 1
     dtype = post.dtype
     kernel, lam = in_dtype((kernel, lam), dtype)
     newest = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, slot, keepdims=False), post.pairs)
     column = jax.vmap(lambda obs: kernel.terms(obs, newest))(table.obs)
-    # Where nothing was stored this writes the column of the pair before, which is there already.
     cross = table.cross
     for term in range(column.shape[1]):
-        at = term * post.capacity + slot
-        cross = lax.dynamic_update_index_in_dim(cross, column[:, term].astype(dtype), at, axis=1)
+        cross = write(cross, term * post.capacity + slot, column[:, term].astype(dtype), update.is_stored, axis=1)
     mean, change = product(stored_mixing(kernel, post.pairs), cross, post.weights, update.direction)
     fallen = jnp.maximum(table.width_sq - change**2 / (lam * update.kappa), 0.0)
     return Table(

@@ -158,9 +158,9 @@ def _line(label: str, **style: Any) -> Any:
 
 
 def _returns(document: Document, task: str, algorithm: str) -> np.ndarray:
-    """`[S]` mean returns."""
-    records = document["results"]
-    return np.array([r["return_mean"] for r in records if (r["task"], r["algorithm"]) == (task, algorithm)])
+    """`[S]` mean returns of the seeds that have one."""
+    cell = [r["return_mean"] for r in document["results"] if (r["task"], r["algorithm"]) == (task, algorithm)]
+    return np.array([value for value in cell if value is not None])
 
 
 def _seeds(document: Document) -> str:

@@ -1,4 +1,4 @@
-"""The results as a table in the terminal, beside the paper's figures."""
+"""The results as a table, in the terminal or in Markdown, beside the paper's figures."""
 
 from __future__ import annotations
 
@@ -47,6 +47,28 @@ def print_table(document: Document, console: Console) -> None:
             if cell["unsound_seeds"]:
                 numbers = ", ".join(map(str, cell["unsound_seeds"]))
                 console.print(f"numerical trouble: {algorithm} on {task}, seeds {numbers}", style="red")
+
+
+def markdown_table(document: Document) -> str:
+    """The same figures for a README, with the worst and the best seed."""
+    settings, summary = document["settings"], document["summary"]
+    tasks = [task for task in settings["tasks"] if task in summary]
+    lines = ["| | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]
+    for algorithm in settings["algorithms"]:
+        cells = [summary[task].get(algorithm) for task in tasks]
+        seeds = _range(sorted({cell["num_seeds"] for cell in cells if cell}))
+        rows: list[tuple[str, Any]] = [
+            (
+                f"**{algorithm}**, {seeds}: IQM [95%]",
+                lambda cell: f"**{cell['iqm']:.1f}** [{cell['low']:.1f}, {cell['high']:.1f}]",
+            ),
+            ("worst .. best seed", lambda cell: f"{cell['min']:.0f} .. {cell['max']:.0f}"),
+        ]
+        if any(cell and cell["paper_mean"] is not None for cell in cells):
+            rows.append(("paper, mean ± std of episodes", lambda cell: _spread(cell["paper_mean"], cell["paper_std"])))
+        rows.append(("seconds of training a seed", lambda cell: f"{cell['seconds_a_seed']:.2f}"))
+        lines += [f"| {label} | " + " | ".join(words(cell) if cell else "" for cell in cells) + " |" for label, words in rows]
+    return "\n".join(lines)
 
 
 def _range(seeds: list[int]) -> str:
