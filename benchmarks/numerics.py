@@ -72,10 +72,8 @@ def main(argv=None) -> None:
     horizon = 60 if args.smoke else args.horizon
     least = least_float32_lam(horizon)
     print(f"T = {horizon}, jax {jax.__version__} on {jax.devices()[0].platform}. float32 is refused below lam = {least:.2g}.\n")
-    print(
-        "| task | lam | largest error of Q-hat | of beta * width | same action | largest residual | finite | residual in float64 |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ("task", "lam", "error of Q-hat", "of beta * width", "same action", "residual", "finite", "residual in float64")
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for name in TASKS[:1] if args.smoke else TASKS:
         for lam in (1.0 / (10 * horizon), least / 4, least, 4 * least):
             row = measure(name, lam, horizon)
