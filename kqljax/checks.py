@@ -122,12 +122,15 @@ def _self_kernels(cfg: KQLConfig, obs_dim: int) -> np.ndarray:
         return np.ones(1)
     points = np.random.default_rng(0).uniform(-1, 1, (16, obs_dim))
     points[0], points[1], points[2:8] = 0.0, 1.0, np.sign(points[2:8])
-    actions = jnp.eye(cfg.num_actions)
 
     def own(obs: Array, action: Array) -> Array:
         return cfg.kernel.evaluate(Pair(obs, action), Pair(obs, action))
 
-    values = jax.vmap(lambda obs: jax.vmap(lambda action: own(obs, action))(actions))(jnp.asarray(points, actions.dtype))
+    # The config is known, but kql_init may be called while something else is traced.
+    with jax.ensure_compile_time_eval():
+        actions = jnp.eye(cfg.num_actions)
+        over_actions = jax.vmap(own, in_axes=(None, 0))
+        values = jax.vmap(over_actions, in_axes=(0, None))(jnp.asarray(points, actions.dtype), actions)
     if values.ndim != 2:
         return np.ones(1)
     found = np.asarray(values, np.float64)
