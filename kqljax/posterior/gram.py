@@ -324,10 +324,10 @@ def solve(post: GramPosterior, targets: Array) -> GramPosterior:
     return post._replace(targets=targets, weights=unwhiten(post, whiten(post, targets[:, None]).T)[0])
 
 
-def write(array: Array, index: Array, value: Array, is_wanted: Any, axis: int = 0) -> Array:
-    """`array` with row (or column) `index` set to `value`, or unchanged; in place inside jit, safe past the end."""
-    old = lax.dynamic_index_in_dim(array, index, axis, keepdims=False)
-    return lax.dynamic_update_index_in_dim(array, jnp.where(is_wanted, value, old), index, axis)
+def write(array: Array, index: Array, value: Array, is_wanted: Any) -> Array:
+    """`array` with row `index` set to `value`, or unchanged; in place inside jit, safe past the end."""
+    old = lax.dynamic_index_in_dim(array, index, keepdims=False)
+    return lax.dynamic_update_index_in_dim(array, jnp.where(is_wanted, value, old), index, 0)
 
 
 # Prediction ----------------------------------------------------------------------------------------------------------
@@ -371,14 +371,17 @@ def put_row(table: Table, row: Array, obs: Array, terms: Array, mean: Array, squ
 
 def refresh(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, update: Update) -> Table:
     """Brings a table up to date after `append` (`post` is the posterior after it): one pass over `cross`."""
-    slot = post.next_slot - 1
+    # The newest pair's column, written whether or not the pair is new: where nothing was stored it is there already, and an
+    # empty slot's is zero. To read the old column and choose would make XLA copy the array at every step.
+    slot = jnp.maximum(post.next_slot - 1, 0)
     dtype = post.dtype
     kernel, lam = in_dtype((kernel, lam), dtype)
     newest = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, slot, keepdims=False), post.pairs)
     column = jax.vmap(lambda obs: kernel.terms(obs, newest))(table.obs)
+    column = jnp.where(jnp.sum(newest.action) > 0, column, 0.0).astype(dtype)
     cross = table.cross
     for term in range(column.shape[1]):
-        cross = write(cross, term * post.capacity + slot, column[:, term].astype(dtype), update.is_stored, axis=1)
+        cross = lax.dynamic_update_index_in_dim(cross, column[:, term], term * post.capacity + slot, axis=1)
     mean, change = product(stored_mixing(kernel, post.pairs), cross, post.weights, update.direction)
     fallen = jnp.maximum(table.width_sq - change**2 / (lam * update.kappa), 0.0)
     return Table(
