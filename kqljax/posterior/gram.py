@@ -372,7 +372,7 @@ def put_row(table: Table, row: Array, obs: Array, terms: Array, mean: Array, squ
 def refresh(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, update: Update) -> Table:
     """Brings a table up to date after `append` (`post` is the posterior after it): one pass over `cross`."""
     # The newest pair's column, written whether or not the pair is new: where nothing was stored it is there already, and an
-    # empty slot's is zero. To read the old column and choose would make XLA copy the array at every step.
+    # empty slot's is zero. Reading the old column to choose took twice as long at T = 2000.
     slot = jnp.maximum(post.next_slot - 1, 0)
     dtype = post.dtype
     kernel, lam = in_dtype((kernel, lam), dtype)
