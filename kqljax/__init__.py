@@ -1,5 +1,6 @@
 """kqljax: Kernelized Q-Learning (Liu and Su) in JAX."""
 
+from kqljax import features
 from kqljax.checks import NormalisationWarning
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
 from kqljax.kql import (
@@ -36,6 +37,7 @@ __all__ = [
     "TrainRun",
     "Transition",
     "evaluate",
+    "features",
     "kql_act",
     "kql_grow",
     "kql_init",

@@ -42,7 +42,8 @@ def whole_number(name: str, value: Any, least: int, remedy: str) -> int:
 
 def check_static(cfg: KQLConfig) -> None:
     """Sizes and choices of a config; they are known even while tracing."""
-    from kqljax.kql import TIE_BREAKS
+    from kqljax.features import FeatureMap
+    from kqljax.kql import EVICTIONS, TIE_BREAKS
 
     if not isinstance(cfg.kernel, Kernel):
         raise ValueError(
@@ -54,6 +55,36 @@ def check_static(cfg: KQLConfig) -> None:
     whole_number("backups", cfg.backups, 1, "The paper makes 1 Bellman backup a step.")
     if cfg.tie_break not in TIE_BREAKS:
         raise ValueError(f"tie_break must be one of {', '.join(map(repr, TIE_BREAKS))}, got {describe(cfg.tie_break)}.")
+    if cfg.features is None:
+        _check_exact_options(cfg)
+        return
+    if not isinstance(cfg.features, FeatureMap):
+        raise ValueError(
+            f"features must be a feature map or None, got {describe(cfg.features)}. "
+            "Make one with kqljax.features, for example features.auto(kernel, task)."
+        )
+    cfg.features.check(cfg.kernel, None, cfg.num_actions)
+    whole_number("refresh_every", cfg.refresh_every, 1, "1 keeps the table up to date at every step.")
+    if cfg.refresh_rows is not None:
+        whole_number("refresh_rows", cfg.refresh_rows, 1, "None brings all rows up to date.")
+    if cfg.memory is not None:
+        whole_number("memory", cfg.memory, 1, "None keeps all transitions.")
+    if cfg.eviction not in EVICTIONS:
+        raise ValueError(f"eviction must be one of {', '.join(map(repr, EVICTIONS))}, got {describe(cfg.eviction)}.")
+    if cfg.backups > 1 and (cfg.refresh_every > 1 or cfg.refresh_rows is not None):
+        raise ValueError(
+            f"backups={cfg.backups} goes over the whole table at every step, which refresh_every and refresh_rows are there "
+            "to avoid: use one or the other."
+        )
+
+
+def _check_exact_options(cfg: KQLConfig) -> None:
+    for name, default in (("refresh_every", 1), ("refresh_rows", None), ("memory", None), ("eviction", "oldest")):
+        if getattr(cfg, name) != default:
+            raise ValueError(
+                f"{name}={getattr(cfg, name)!r} is an option of the weight-space engine: give features= too, for example "
+                "features.auto(kernel, task)."
+            )
 
 
 def check_config(cfg: KQLConfig, obs_dim: int | None = None) -> None:
@@ -152,6 +183,10 @@ def check_init(cfg: KQLConfig, obs_dim: Any, dtype: Any, capacity: Any) -> np.dt
     whole_number("obs_dim", obs_dim, 1, "It is l, the length of an observation.")
     if capacity is not None:
         whole_number("capacity", capacity, 1, "Leave it out for the config's horizon.")
+        if cfg.memory is not None and capacity > cfg.memory:
+            raise ValueError(f"capacity={capacity} is more than memory={cfg.memory}, the transitions the config keeps.")
+    if cfg.features is not None:
+        cfg.features.check(cfg.kernel, obs_dim, cfg.num_actions)
     if is_known(cfg):
         check_config(cfg)
         _self_kernels(cfg, obs_dim)
@@ -166,7 +201,7 @@ def check_dtype(cfg: KQLConfig, dtype: Any, capacity: int) -> np.dtype:
         raise ValueError(f"dtype must be float32 or float64, got {wanted}.")
     if wanted == np.dtype("float64") and not x64:
         raise ValueError(f"dtype float64 is switched off in jax. {X64_REMEDY}")
-    if wanted == np.dtype("float32"):
+    if wanted == np.dtype("float32") and cfg.features is None:
         least = least_float32_lam(capacity)
         if not is_known(cfg.lam):
             # Inside jit the value of lam cannot be looked at: only who asks for float32 by name gets it.
@@ -206,12 +241,38 @@ def check_state(cfg: KQLConfig, state: KQLState) -> None:
             f"the state was made for {state.q_tilde.shape[-1]} actions, the config has num_actions={cfg.num_actions}. "
             "Make the state with kql_init and this config."
         )
+    if cfg.features is None:
+        _check_exact_state(cfg, state)
+    else:
+        _check_weight_state(cfg, state)
+
+
+def _check_exact_state(cfg: KQLConfig, state: KQLState) -> None:
+    if not hasattr(state.table, "cross"):
+        raise ValueError("the state was made with features, the config has none. Make the state with kql_init and this config.")
     terms = num_terms(cfg.kernel, state.table.obs.shape[-1], cfg.num_actions)
     stored = state.table.cross.shape[-1] // state.capacity
     if terms != stored:
         raise ValueError(
             f"the state stores {stored} terms a pair, the kernel {type(cfg.kernel).__name__} has {terms}: the state was made "
             "with another kernel. Make it with kql_init and this config."
+        )
+
+
+def _check_weight_state(cfg: KQLConfig, state: KQLState) -> None:
+    assert cfg.features is not None
+    if hasattr(state.table, "cross"):
+        raise ValueError("the config has features, the state was made without. Make the state with kql_init and this config.")
+    found, expected = state.posterior.root.shape[-3:], cfg.features.root.shape[-3:]
+    if found != expected:
+        raise ValueError(
+            f"the state was made for a feature map with root {found}, the config's has {expected} (actions, features, "
+            "weights). Make the state with kql_init and this config."
+        )
+    if cfg.is_lazy != (state.num_calls is not None):
+        raise ValueError(
+            f"refresh_every={cfg.refresh_every} and refresh_rows={cfg.refresh_rows} are not what the state was made for. "
+            "Make the state with kql_init and this config."
         )
 
 

@@ -24,17 +24,25 @@ import jax
 import jax.numpy as jnp
 
 from kqljax import checks
+from kqljax.arrays import dot, in_dtype, pad, write
+from kqljax.engines import Engine
+from kqljax.engines.exact import ExactEngine
+from kqljax.engines.weights import WeightEngine
 from kqljax.errors import is_known
-from kqljax.kernels import Kernel, Pair
-from kqljax.posterior import gram
+from kqljax.features import FeatureMap
+from kqljax.kernels import Kernel
+from kqljax.posterior import gram, weights
 from kqljax.pytrees import register
 
 Array = jax.Array
 
 TIE_BREAKS = ("first", "random")
+EVICTIONS = ("oldest", "reservoir")
+
+_STATIC = ("num_actions", "horizon", "backups", "tie_break", "refresh_every", "refresh_rows", "memory", "eviction")
 
 
-@functools.partial(register, static=("num_actions", "horizon", "backups", "tie_break"))
+@functools.partial(register, static=_STATIC)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KQLConfig:
     """What Algorithm 1 takes as parameters.
@@ -53,6 +61,15 @@ class KQLConfig:
       terminal_value: value of the absorbing state after termination.
       backups: Bellman backups a step; the paper makes one (static).
       tie_break: "first" or "random", which of several maximal actions is taken (static).
+      features: a map of `kqljax.features`, which selects the weight-space engine; None is the exact one.
+
+    For long runs, with features only (all static; docs/features.md says what each trades):
+
+      refresh_every: table rows and targets are brought up to date at every k-th step only.
+      refresh_rows: and only this many rows of it, drawn at random; None is all of them.
+      memory: transitions kept, whose targets still change; older ones stay in the regression with the last target they
+        had. None keeps all `horizon`.
+      eviction: "oldest" or "reservoir" (a uniform sample), which transition leaves a full memory.
     """
 
     kernel: Kernel
@@ -64,6 +81,11 @@ class KQLConfig:
     terminal_value: Any = 0.0
     backups: int = 1
     tie_break: str = "first"
+    features: FeatureMap | None = None
+    refresh_every: int = 1
+    refresh_rows: int | None = None
+    memory: int | None = None
+    eviction: str = "oldest"
 
     def __post_init__(self) -> None:
         # Defaults, and of values only what they need: leaves may be tracers. The rest is for validate().
@@ -74,6 +96,23 @@ class KQLConfig:
             if is_known(self.gamma, self.lam):
                 checks.check_gamma_and_lam(self.gamma, self.lam)
             object.__setattr__(self, "beta", self.lam**0.5 / (1 - self.gamma))
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that carries the regression."""
+        if self.features is None:
+            return ExactEngine(self.kernel, self.lam)
+        return WeightEngine(self.features, self.lam, self.memory, self.eviction)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether parts of the table wait for their turn."""
+        return self.refresh_every > 1 or self.refresh_rows is not None
+
+    @property
+    def capacity(self) -> int:
+        """Transitions that are kept: the memory, or the horizon."""
+        return self.horizon if self.memory is None else min(self.memory, self.horizon)
 
     def validate(self, obs_dim: int | None = None) -> KQLConfig:
         """Raises ValueError where a value is out of range; returns the config.
@@ -107,15 +146,18 @@ class KQLState(NamedTuple):
     """What the next step needs.
 
     Attributes:
-      posterior: the stored pairs (s_tau, a_tau) and the regression on them.
+      num_calls: `[]` int32, calls of `kql_step`, where the table is lazy; None where it is not.
+      posterior: the stored pairs (s_tau, a_tau) and the regression on them: `gram.GramPosterior`, or
+        `weights.WeightPosterior` with features.
       table: Q-hat and squared width at the successors s'_tau for every action, `[T, A]` each.
       q_tilde: `[T, A]` clipped optimistic value at the successors; rows of empty slots mean nothing.
       reward: `[T]`.
       terminated: `[T]` bool.
     """
 
-    posterior: gram.GramPosterior
-    table: gram.Table
+    num_calls: Array | None
+    posterior: Any
+    table: Any
     q_tilde: Array
     reward: Array
     terminated: Array
@@ -151,6 +193,8 @@ class KQLInfo(NamedTuple):
       is_finite: `[]` bool, every Q-tilde in the table and the residual are finite numbers.
       residual: `[]` |(K + lam I) alpha - y| at the new pair, in units of value; a certificate of the arithmetic.
       width: `[]` Gamma-hat_t at the new pair before it was stored.
+      feature_error: `[]` how far the features are from the kernel at the states of this step; 0 in the exact engine.
+      is_basis_full: `[]` bool, an online dictionary had no room for a state of this step.
     """
 
     is_stored: Array
@@ -159,6 +203,8 @@ class KQLInfo(NamedTuple):
     is_finite: Array
     residual: Array
     width: Array
+    feature_error: Array
+    is_basis_full: Array
 
 
 def kql_init(cfg: KQLConfig, obs_dim: int, dtype: Any = None, capacity: int | None = None) -> KQLState:
@@ -168,14 +214,15 @@ def kql_init(cfg: KQLConfig, obs_dim: int, dtype: Any = None, capacity: int | No
       cfg: configuration; its values are checked unless they are traced.
       obs_dim: l.
       dtype: float64 or float32; by default the widest that jax has enabled.
-      capacity: room to begin with, by default `cfg.horizon`; see `kql_grow`.
+      capacity: room to begin with, by default `cfg.capacity`; see `kql_grow`.
     """
     dtype = checks.check_init(cfg, obs_dim, dtype, capacity)
-    capacity = cfg.horizon if capacity is None else capacity
-    posterior = gram.init(obs_dim, cfg.num_actions, capacity, dtype)
+    capacity = cfg.capacity if capacity is None else capacity
+    posterior, table = cfg.engine.init(obs_dim, cfg.num_actions, capacity, dtype)
     return KQLState(
+        num_calls=jnp.zeros((), jnp.int32) if cfg.is_lazy else None,
         posterior=posterior,
-        table=gram.init_table(cfg.kernel, posterior, capacity),
+        table=table,
         q_tilde=jnp.zeros((capacity, cfg.num_actions), dtype),
         reward=jnp.zeros((capacity,), dtype),
         terminated=jnp.zeros((capacity,), bool),
@@ -188,14 +235,16 @@ def kql_grow(state: KQLState, capacity: int, is_full: bool = False) -> KQLState:
     A step costs O(capacity^2): a long run that starts small and grows in stages is faster than one that starts full.
     `is_full` is the caller's word that no slot is free, which makes the stages cheaper still; see `gram.grow`.
     """
-    posterior = gram.grow(state.posterior, capacity, is_full)
     more = capacity - state.capacity
+    engine = ExactEngine if isinstance(state.posterior, gram.GramPosterior) else WeightEngine
+    posterior, table = engine.grow(state.posterior, state.table, capacity, is_full)
     return KQLState(
+        num_calls=state.num_calls,
         posterior=posterior,
-        table=gram.grow_table(state.table, capacity, state.capacity, capacity),
-        q_tilde=jnp.pad(state.q_tilde, ((0, more), (0, 0))),
-        reward=jnp.pad(state.reward, (0, more)),
-        terminated=jnp.pad(state.terminated, (0, more)),
+        table=table,
+        q_tilde=pad(state.q_tilde, more, 0),
+        reward=pad(state.reward, more, 0),
+        terminated=pad(state.terminated, more, 0),
     )
 
 
@@ -203,7 +252,7 @@ def kql_predict(cfg: KQLConfig, state: KQLState, obs: Any) -> tuple[Array, Array
     """Q-hat `[A]` and width Gamma-hat `[A]` at one observation `[l]`."""
     checks.check_state(cfg, state)
     obs = checks.check_obs(state, obs)
-    return gram.predict(cfg.kernel, cfg.lam, state.posterior, obs)
+    return cfg.engine.predict(state.posterior, obs)
 
 
 def kql_act(cfg: KQLConfig, state: KQLState, obs: Any, key: Array | None = None) -> tuple[Array, Array]:
@@ -217,19 +266,21 @@ def kql_act(cfg: KQLConfig, state: KQLState, obs: Any, key: Array | None = None)
       q_tilde: `[A]`.
     """
     q_hat, width = kql_predict(cfg, state, obs)
-    cfg = gram.in_dtype(cfg, q_hat.dtype)
-    q_tilde = _optimistic(cfg, q_hat, width)
+    q_tilde = optimistic(in_dtype(cfg, q_hat.dtype), q_hat, width**2)
     return _choose(cfg, q_tilde, key), q_tilde
 
 
 def _choose(cfg: KQLConfig, q_tilde: Array, key: Array | None) -> Array:
     """Line 9: an action `[]` of maximal Q-tilde `[A]`; -1 where a value is not a number."""
+    # What rounding cannot tell apart is a tie: at first all actions are worth the cap, and features sum up to it in an
+    # order of their own for each action.
+    margin = 32 * float(jnp.finfo(q_tilde.dtype).eps) / (1.0 - cfg.gamma)
+    is_best = q_tilde >= jnp.max(q_tilde) - jnp.asarray(margin, q_tilde.dtype)
     if cfg.tie_break == "random":
         key = checks.check_key(key)
-        is_best = q_tilde == jnp.max(q_tilde)
         action = jax.random.categorical(key, jnp.where(is_best, 0.0, -jnp.inf))
     else:
-        action = jnp.argmax(q_tilde)
+        action = jnp.argmax(is_best)
     return jnp.where(jnp.all(jnp.isfinite(q_tilde)), action, -1).astype(jnp.int32)
 
 
@@ -265,113 +316,138 @@ def _learn(
 ) -> tuple[KQLState, KQLInfo, Array | None]:
     """One step of Algorithm 1, and Q-tilde_{t+1} `[A]` at the state `query` where there is one."""
     checks.check_transition(cfg, state, transition)
-    cfg = gram.in_dtype(cfg, state.reward.dtype)
-    kernel, lam = cfg.kernel, cfg.lam
-    posterior = state.posterior
+    cfg = in_dtype(cfg, state.reward.dtype)
+    engine = cfg.engine
 
     is_valid = checks.is_valid(cfg.num_actions, transition)
     obs, next_obs, reward = (
         jnp.where(is_valid, jnp.asarray(value, state.reward.dtype), 0.0)
         for value in (transition.obs, transition.next_obs, transition.reward)
     )
-    pair = gram.one_pair(posterior, obs, transition.action)
 
     # Lines 10-14, Q-tilde_t at the states reached before, is in the table; so are the targets of those steps.
-    targets = _targets(cfg, state)
-
-    # Everything this step asks of W_t in one pass: the new pair, the targets, and the state just reached.
-    mixing = gram.stored_mixing(kernel, posterior.pairs)
-    next_terms = gram.state_terms(kernel, posterior.pairs, next_obs)
-    next_vectors = gram.kernel_vectors(mixing, next_terms)
-    vectors = gram.kernel_vectors(mixing, gram.state_terms(kernel, posterior.pairs, obs))
-    pair_vector = jnp.sum(vectors * pair.action, axis=1)
-    parts = [pair_vector[:, None], targets[:, None], next_vectors]
-    if query is not None:
-        query_vectors = gram.kernel_vectors(mixing, gram.state_terms(kernel, posterior.pairs, query))
-        parts.append(query_vectors)
-    columns = jnp.concatenate(parts, axis=1)
-    whitened = gram.whiten(posterior, columns)
-    overlaps = jnp.matmul(whitened.T, whitened, precision=jax.lax.Precision.HIGHEST)
+    if cfg.is_lazy:
+        state, targets = _catch_up(cfg, state), None
+    else:
+        targets = targets_of(cfg, state)
+    glance = engine.glance(state.posterior, obs, transition.action, next_obs, query, targets)
 
     # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 23 needs.
-    of_next = slice(2, 2 + cfg.num_actions)
-    explained = jnp.diagonal(overlaps)
-    next_q_hat = jnp.matmul(posterior.weights, columns, precision=jax.lax.Precision.HIGHEST)[of_next]
-    next_own = gram.self_kernel(kernel, next_obs, cfg.num_actions)
-    next_width_sq = jnp.maximum(next_own - explained[of_next], 0.0) / lam
-    next_value = jnp.max(_optimistic(cfg, next_q_hat, jnp.sqrt(next_width_sq)))
-    target = reward + cfg.gamma * jnp.where(transition.terminated, cfg.terminal_value, next_value)
+    next_q_tilde = optimistic(cfg, glance.next_mean, glance.next_width_sq)
+    next_value = jnp.where(transition.terminated, cfg.terminal_value, jnp.max(next_q_tilde))
+    target = reward + cfg.gamma * next_value
 
-    # Lines 15-17: u, s and W_{t+1}; with the targets, the weights of Q-hat_{t+1} (line 23).
-    own = kernel.evaluate(pair, pair)
-    posterior, update = gram.border(
-        lam, posterior, pair, own, whitened[:, 0], explained[0], targets, whitened[:, 1], overlaps[0, 1], target,
-        is_valid,
-    )  # fmt: skip
-    slot, is_stored = state.posterior.next_slot, update.is_stored
+    # Lines 15-17: W_{t+1}; with the targets, the weights of Q-hat_{t+1} (line 23).
+    posterior, table, learned = engine.learn(state.posterior, state.table, glance, target, is_valid)
 
     # Lines 18-22: widths at all states reached; and Q-hat_{t+1} there, for lines 10-14 of the next step.
-    table = gram.put_row(state.table, slot, next_obs, next_terms, next_q_hat, next_width_sq, is_stored)
-    table = gram.refresh(kernel, lam, posterior, table, update)
-    is_written = (jnp.arange(state.capacity) == slot) & is_stored
+    if cfg.is_lazy:
+        q_tilde = write(state.q_tilde, learned.slot, next_q_tilde, learned.slot < state.capacity)
+    else:
+        table = engine.refresh(posterior, table, learned)
+        q_tilde = optimistic(cfg, table.mean, table.width_sq)
+    has_row = learned.is_stored & (learned.slot < state.capacity)
     state = KQLState(
+        num_calls=None if state.num_calls is None else state.num_calls + 1,
         posterior=posterior,
         table=table,
-        q_tilde=_optimistic(cfg, table.mean, jnp.sqrt(table.width_sq)),
-        reward=jnp.where(is_written, reward, state.reward),
-        terminated=jnp.where(is_written, transition.terminated, state.terminated),
+        q_tilde=q_tilde,
+        reward=write(state.reward, learned.slot, reward, has_row),
+        terminated=write(state.terminated, learned.slot, jnp.asarray(transition.terminated, bool), has_row),
     )
     for _ in range(cfg.backups - 1):
-        state = _backup(cfg, state, is_stored)
+        state = _backup(cfg, state, learned.is_stored)
 
-    # (K + lam I) alpha - y in the row of the new pair: 0 in exact arithmetic.
-    fitted = jnp.matmul(posterior.weights, columns, precision=jax.lax.Precision.HIGHEST)[0]
-    newest = jnp.minimum(slot, state.capacity - 1)
-    residual = jnp.abs(fitted + (own + lam) * posterior.weights[newest] - target)
     info = KQLInfo(
-        is_stored=is_stored,
-        is_full=slot >= state.capacity,
+        is_stored=learned.is_stored,
+        is_full=learned.is_full,
         is_valid=is_valid,
-        is_finite=jnp.all(jnp.isfinite(state.q_tilde)) & jnp.isfinite(residual),
-        residual=jnp.where(is_stored, residual, 0.0),
-        width=jnp.sqrt(update.width_sq),
+        is_finite=_is_finite(cfg, state, next_q_tilde) & jnp.isfinite(learned.residual),
+        residual=jnp.where(learned.is_stored, learned.residual, 0.0),
+        width=jnp.sqrt(learned.width_sq),
+        feature_error=learned.feature_error,
+        is_basis_full=learned.is_basis_full,
     )
     if query is None:
         return state, info, None
-
     # Lines 5-8 of the next step, at the state it will act in.
-    every_action = jnp.eye(cfg.num_actions, dtype=query.dtype)
-    of_newest = jax.vmap(lambda action: kernel.evaluate(Pair(query, action), pair))(every_action)
-    query_vectors = jnp.where(is_written[:, None], of_newest, query_vectors)
-    both = jnp.stack([state.posterior.weights, update.direction])
-    q_hat, change = jnp.matmul(both, query_vectors, precision=jax.lax.Precision.HIGHEST)
-    query_own = gram.self_kernel(kernel, query, cfg.num_actions)
-    before = jnp.maximum(query_own - explained[2 + cfg.num_actions :], 0.0) / lam
-    after = jnp.maximum(before - change**2 / (lam * update.kappa), 0.0)
-    width_sq = jnp.where(is_stored, after, before)
-    return state, info, _optimistic(cfg, q_hat, jnp.sqrt(width_sq))
+    return state, info, optimistic(cfg, *engine.asked(state.posterior, glance, learned))
 
 
-def _optimistic(cfg: KQLConfig, q_hat: Array, width: Array) -> Array:
-    """Q-tilde = clip(Q-hat + beta * Gamma-hat) to [0, 1 / (1 - gamma)]."""
-    return jnp.clip(q_hat + cfg.beta * width, 0.0, 1.0 / (1.0 - cfg.gamma))
-
-
-def _targets(cfg: KQLConfig, state: KQLState) -> Array:
-    """y_tau = r_tau + gamma max_a Q-tilde[tau][a] `[T]`, the terminal value where the task ended; 0 in empty slots."""
-    value = jnp.where(state.terminated, cfg.terminal_value, jnp.max(state.q_tilde, axis=1))
-    return jnp.where(state.posterior.is_taken, state.reward + cfg.gamma * value, 0.0)
+def _is_finite(cfg: KQLConfig, state: KQLState, next_q_tilde: Array) -> Array:
+    """`[]` bool: all values of the table are numbers. A lazy table changes in a few rows a step: the weights stand for it."""
+    if cfg.is_lazy:
+        return jnp.all(jnp.isfinite(next_q_tilde)) & jnp.all(jnp.isfinite(state.posterior.weights))
+    return jnp.all(jnp.isfinite(state.q_tilde))
 
 
 def _backup(cfg: KQLConfig, state: KQLState, is_wanted: Array) -> KQLState:
     """One more Bellman backup on the stored transitions: new targets, weights and values, same widths."""
-    old = state.posterior
-    new = gram.solve(old, _targets(cfg, state))
-    targets, weights = jnp.where(is_wanted, new.targets, old.targets), jnp.where(is_wanted, new.weights, old.weights)
-    (q_hat,) = gram.product(gram.stored_mixing(cfg.kernel, old.pairs), state.table.cross, weights)
-    table = state.table._replace(mean=jnp.where(is_wanted, q_hat, state.table.mean))
+    solved = cfg.engine.solve(state.posterior, state.table, targets_of(cfg, state))
+
+    def choose(new: Array, old: Array) -> Array:
+        # Most arrays are the same object before and after: a select over them could become a copy.
+        return old if new is old else jnp.where(is_wanted, new, old)
+
+    posterior, table = jax.tree.map(choose, solved, (state.posterior, state.table))
+    return state._replace(posterior=posterior, table=table, q_tilde=optimistic(cfg, table.mean, table.width_sq))
+
+
+def optimistic(cfg: KQLConfig, q_hat: Array, width_sq: Array) -> Array:
+    """Q-tilde = clip(Q-hat + beta * Gamma-hat) to [0, 1 / (1 - gamma)]."""
+    return jnp.clip(q_hat + cfg.beta * jnp.sqrt(width_sq), 0.0, 1.0 / (1.0 - cfg.gamma))
+
+
+def targets_of(cfg: KQLConfig, state: KQLState) -> Array:
+    """y_tau = r_tau + gamma max_a Q-tilde[tau][a] `[T]`, the terminal value where the task ended; 0 in empty slots."""
+    return jnp.where(state.posterior.is_taken, _bellman(cfg, state.reward, state.terminated, state.q_tilde), 0.0)
+
+
+def _bellman(cfg: KQLConfig, reward: Array, terminated: Array, q_tilde: Array) -> Array:
+    return reward + cfg.gamma * jnp.where(terminated, cfg.terminal_value, jnp.max(q_tilde, axis=-1))
+
+
+# Lazy tables ---------------------------------------------------------------------------------------------------------
+
+
+def _catch_up(cfg: KQLConfig, state: KQLState) -> KQLState:
+    """Lines 10-14 and 18-22 for some rows of the table, or for all of them at some steps."""
+    rows = state.capacity if cfg.refresh_rows is None else min(cfg.refresh_rows, state.capacity)
+    if cfg.refresh_every == 1:
+        return _refresh_rows(cfg, state, rows)
+    # The count of calls is the same for all seeds of a vmap, so that the branch stays one.
+    is_due = state.num_calls % cfg.refresh_every == cfg.refresh_every - 1
+    return jax.lax.cond(is_due, lambda state: _refresh_rows(cfg, state, rows), lambda state: state, state)
+
+
+def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int) -> KQLState:
+    """Q-hat, width, Q-tilde and target of `rows` neighbouring rows, drawn at random, from the posterior as it is."""
+    posterior, table = state.posterior, state.table
+    if rows < state.capacity:
+        assert state.num_calls is not None
+        last = jnp.maximum(jnp.minimum(state.num_calls, state.capacity) - rows, 0)
+        # A key of the library's own: which rows are looked at has nothing to do with the run's random numbers.
+        start = jax.random.randint(jax.random.fold_in(jax.random.key(0), state.num_calls), (), 0, last + 1)
+        factor = jnp.swapaxes(posterior.root, -1, -2)
+    else:
+        start, factor = jnp.zeros((), jnp.int32), weights.condense(posterior)
+
+    def cut(array: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(array, start, rows)
+
+    def put(array: Array, part: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(array, part, start, 0)
+
+    mean, width_sq = weights.at_rows(posterior, factor, cut(table.psi))
+    q_tilde = optimistic(cfg, mean, width_sq)
+    action = cut(posterior.action)
+    is_taken = jnp.sum(action, axis=-1) > 0
+    targets = jnp.where(is_taken, _bellman(cfg, cut(state.reward), cut(state.terminated), q_tilde), 0.0)
+    change = (targets - cut(posterior.targets))[:, None] * action
     return state._replace(
-        posterior=old._replace(targets=targets, weights=weights),
-        table=table,
-        q_tilde=_optimistic(cfg, table.mean, jnp.sqrt(table.width_sq)),
+        posterior=posterior._replace(
+            targets=put(posterior.targets, targets), moment=posterior.moment + dot(change.T, cut(posterior.psi))
+        ),
+        table=table._replace(mean=put(table.mean, mean), width_sq=put(table.width_sq, width_sq)),
+        q_tilde=put(state.q_tilde, q_tilde),
     )

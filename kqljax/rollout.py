@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import checks
+from kqljax.arrays import in_dtype
 from kqljax.kql import KQLConfig, KQLInfo, KQLState, Transition, kql_act, kql_grow, kql_init, kql_step_and_act
 from kqljax.tasks import Task
 
@@ -94,8 +95,11 @@ def train(
     reset_key, act_key, step_key, eval_key = jax.random.split(key, 4)
     obs, env_state = task.reset(reset_key)
 
-    capacities = sorted({-(-num_steps * (stage + 1) // stages) for stage in range(stages)})
+    most = min(num_steps, cfg.capacity)
+    capacities = sorted({-(-most * (stage + 1) // stages) for stage in range(stages)})
     state = kql_init(cfg, task.obs_dim, dtype, capacity=capacities[0])
+    # Once here, not at every step: a feature map may hold large arrays.
+    cfg = in_dtype(cfg, state.reward.dtype)
     action, _ = kql_act(cfg, state, obs, act_key)
     carry = _Carry(state, env_state, obs, action, jnp.zeros(()))
 
@@ -111,8 +115,8 @@ def train(
         return _Carry(state, step.env_state, step.obs, action, jnp.where(is_over, 0.0, episode_return)), log
 
     logs, curve, done = [], [], 0
-    for stop in sorted({*capacities, *eval_at}):
-        capacity = next(size for size in capacities if size >= stop)
+    for stop in sorted({*capacities, *eval_at, num_steps}):
+        capacity = next((size for size in capacities if size >= stop), capacities[-1])
         if capacity > carry.state.capacity:
             carry = carry._replace(state=kql_grow(carry.state, capacity, is_full=True))
         step_keys = jax.vmap(lambda step: jax.random.fold_in(step_key, step))(jnp.arange(done, stop))

@@ -1,5 +1,5 @@
-"""Posteriors: what a kernel and the stored pairs say about a function. `gram` is exact, in function space."""
+"""Posteriors: what the stored pairs say about a function. `gram` is exact, in function space; `weights` works on features."""
 
-from kqljax.posterior import gram
+from kqljax.posterior import gram, weights
 
-__all__ = ["gram"]
+__all__ = ["gram", "weights"]

@@ -27,11 +27,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from kqljax.arrays import dot, few_columns, in_dtype, pad, write
 from kqljax.kernels import Kernel, Mixing, Pair, num_terms
 
 Array = jax.Array
-
-_HIGHEST = lax.Precision.HIGHEST  # TF32 and bfloat16 products ruin kernel methods
 
 
 class GramPosterior(NamedTuple):
@@ -148,13 +147,13 @@ def grow(post: GramPosterior, capacity: int, is_full: bool = False) -> GramPoste
         raise ValueError(f"cannot shrink a posterior from capacity {post.capacity} to {capacity}: stored pairs would be lost.")
     *closed, last = post.whitener
     closes = is_full and more
-    added = (last, jnp.zeros((more, capacity), post.dtype)) if closes else (_pad(last, more, 0, 1),)
+    added = (last, jnp.zeros((more, capacity), post.dtype)) if closes else (pad(last, more, 0, 1),)
     return GramPosterior(
         next_slot=jnp.maximum(post.next_slot, post.capacity) if closes else post.next_slot,
-        pairs=Pair(_pad(post.pairs.obs, more, 0), _pad(post.pairs.action, more, 0)),
+        pairs=Pair(pad(post.pairs.obs, more, 0), pad(post.pairs.action, more, 0)),
         whitener=(*closed, *added),
-        targets=_pad(post.targets, more, 0),
-        weights=_pad(post.weights, more, 0),
+        targets=pad(post.targets, more, 0),
+        weights=pad(post.weights, more, 0),
     )
 
 
@@ -164,24 +163,11 @@ def grow_table(table: Table, rows: int, old_capacity: int, capacity: int) -> Tab
     more = rows - old_rows
     by_term = table.cross.reshape(old_rows, -1, old_capacity)
     return Table(
-        obs=_pad(table.obs, more, 0),
-        cross=_pad(_pad(by_term, more, 0), capacity - old_capacity, 2).reshape(rows, -1),
-        mean=_pad(table.mean, more, 0),
-        width_sq=_pad(table.width_sq, more, 0),
+        obs=pad(table.obs, more, 0),
+        cross=pad(pad(by_term, more, 0), capacity - old_capacity, 2).reshape(rows, -1),
+        mean=pad(table.mean, more, 0),
+        width_sq=pad(table.width_sq, more, 0),
     )
-
-
-def in_dtype(tree: Any, dtype: Any) -> Any:
-    """The tree with its floating-point numbers in the given dtype: a strong float64 would promote the whole state."""
-
-    def cast(leaf: Any) -> Any:
-        return jnp.asarray(leaf, dtype) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
-
-    return jax.tree.map(cast, tree)
-
-
-def _pad(array: Array, more: int, *axes: int) -> Array:
-    return jnp.pad(array, [(0, more if axis in axes else 0) for axis in range(array.ndim)])
 
 
 # Kernel vectors ------------------------------------------------------------------------------------------------------
@@ -222,7 +208,7 @@ def self_kernel(kernel: Kernel, obs: Array, num_actions: int) -> Array:
 
 def whiten(post: GramPosterior, columns: Array) -> Array:
     """P C for columns C `[T, C]`."""
-    return jnp.concatenate([_matmul(block, columns[: block.shape[1]]) for block in post.whitener])
+    return jnp.concatenate([few_columns(block, columns[: block.shape[1]]) for block in post.whitener])
 
 
 def unwhiten(post: GramPosterior, rows: Array) -> Array:
@@ -230,16 +216,10 @@ def unwhiten(post: GramPosterior, rows: Array) -> Array:
     parts, start = [], 0
     for block in post.whitener:
         height, width = block.shape
-        part = jnp.matmul(rows[:, start : start + height], block, precision=_HIGHEST)
-        parts.append(_pad(part, post.capacity - width, 1))
+        part = dot(rows[:, start : start + height], block)
+        parts.append(pad(part, post.capacity - width, 1))
         start += height
     return sum(parts[1:], parts[0])
-
-
-def _matmul(matrix: Array, columns: Array) -> Array:
-    # Four columns cost as much as one on CPU, two or three twice as much: the product kernel works on blocks of four.
-    width = columns.shape[-1]
-    return jnp.matmul(matrix, _pad(columns, -width % 4, 1), precision=_HIGHEST)[:, :width]
 
 
 # Learning ------------------------------------------------------------------------------------------------------------
@@ -256,7 +236,7 @@ def append(
     pair = one_pair(post, obs, action)
     vectors = kernel_vectors(stored_mixing(kernel, post.pairs), state_terms(kernel, post.pairs, pair.obs))
     whitened = whiten(post, jnp.stack([vectors @ pair.action, post.targets], axis=1))
-    overlaps = jnp.matmul(whitened.T, whitened, precision=_HIGHEST)
+    overlaps = dot(whitened.T, whitened)
     own = kernel.evaluate(pair, pair)
     return border(
         lam, post, pair, own, whitened[:, 0], overlaps[0, 0], post.targets, whitened[:, 1], overlaps[0, 1], target, True
@@ -324,12 +304,6 @@ def solve(post: GramPosterior, targets: Array) -> GramPosterior:
     return post._replace(targets=targets, weights=unwhiten(post, whiten(post, targets[:, None]).T)[0])
 
 
-def write(array: Array, index: Array, value: Array, is_wanted: Any) -> Array:
-    """`array` with row `index` set to `value`, or unchanged; in place inside jit, safe past the end."""
-    old = lax.dynamic_index_in_dim(array, index, keepdims=False)
-    return lax.dynamic_update_index_in_dim(array, jnp.where(is_wanted, value, old), index, 0)
-
-
 # Prediction ----------------------------------------------------------------------------------------------------------
 
 
@@ -339,7 +313,7 @@ def predict(kernel: Kernel, lam: Any, post: GramPosterior, obs: Array) -> tuple[
     obs = jnp.asarray(obs, post.dtype)
     vectors = kernel_vectors(stored_mixing(kernel, post.pairs), state_terms(kernel, post.pairs, obs))
     own = self_kernel(kernel, obs, post.pairs.action.shape[-1])
-    return jnp.matmul(post.weights, vectors, precision=_HIGHEST), jnp.sqrt(width_sq(lam, own, whiten(post, vectors)))
+    return dot(post.weights, vectors), jnp.sqrt(width_sq(lam, own, whiten(post, vectors)))
 
 
 def width_sq(lam: Any, own: Array, whitened: Array) -> Array:
@@ -396,8 +370,8 @@ def product(mixing: Mixing, cross: Array, *vectors: Array) -> tuple[Array, ...]:
     """k^T w `[R, A]` at every state of a table with every action, for each `[T]` vector w, in one pass over `cross`."""
     weighted = [mixing.scale * vector[:, None] for vector in vectors]
     columns = jnp.concatenate(weighted, axis=-1).reshape(cross.shape[-1], -1)
-    results = jnp.split(_matmul(cross, columns), len(vectors), axis=-1)
+    results = jnp.split(few_columns(cross, columns), len(vectors), axis=-1)
     if mixing.shift is not None:
         shift = mixing.shift
-        results = [out + jnp.matmul(vector, shift, precision=_HIGHEST) for out, vector in zip(results, vectors, strict=True)]
+        results = [out + dot(vector, shift) for out, vector in zip(results, vectors, strict=True)]
     return tuple(results)

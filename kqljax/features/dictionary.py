@@ -1,0 +1,191 @@
+"""Kernels as projections on chosen states: Nystrom features in Newton form."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from kqljax.arrays import dot, write
+from kqljax.errors import describe, is_known
+from kqljax.features.base import MAX_FEATURES, FeatureMap, check_tolerance, register_map
+from kqljax.features.product import action_gram, grouped_root, groups_of, on_host, state_gram, state_kernel, traced_root
+from kqljax.kernels import Kernel
+from kqljax.pytrees import register
+
+Array = jax.Array
+
+
+@register_map
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DictionaryMap(FeatureMap):
+    """psi(s) = P k_D(s), the Newton basis of chosen states: P is the inverse Cholesky factor of their Gram matrix.
+
+    Attributes:
+      points: `[m, l]` the chosen states.
+      whitener: `[m, m]` P.
+    """
+
+    points: Any
+    whitener: Any
+
+    def psi(self, basis: Any, obs: Array) -> Array:
+        vector = jax.vmap(lambda point: state_kernel(self.kernel, obs, point, self.num_actions))(
+            jnp.asarray(self.points, obs.dtype)
+        )
+        return dot(jnp.asarray(self.whitener, obs.dtype), vector)
+
+    def gap(self, basis: Any, obs: Array, psi: Array) -> Array:
+        return state_kernel(self.kernel, obs, obs, self.num_actions) - jnp.sum(psi**2)
+
+
+def dictionary(
+    kernel: Kernel, states: Any, num_actions: int, tolerance: float = 1e-6, *, max_features: int = MAX_FEATURES
+) -> DictionaryMap:
+    """Projection on states chosen from `states` `[N, l]` by pivoted Cholesky, until all of them are within `tolerance`.
+
+    A state z is represented up to k(z, z) - ||psi(z)||^2, which bounds the error in the kernel between any two such states
+    and is measured on all `states`. Use states like those the agent will see.
+    """
+    states = np.asarray(states, np.float64)
+    if states.ndim != 2 or not len(states):
+        raise ValueError(f"states must have shape [N, l] with N > 0, got {describe(states)}.")
+    if not is_known(kernel):
+        raise ValueError("features.dictionary chooses states by their kernel values: make it outside jit and vmap.")
+    check_tolerance(tolerance)
+    obs_dim = states.shape[1]
+    groups = groups_of(np.asarray(action_gram(kernel, obs_dim, num_actions, "features.dictionary")))
+    wanted = [tolerance / len(groups) / group.share for group in groups]
+    chosen, factor, residuals = _pivoted_cholesky(kernel, states, num_actions, min(wanted), max_features)
+    if residuals[-1] > min(wanted):
+        raise ValueError(
+            f"tolerance {tolerance:g} is out of reach of {max_features} states: a residual of {residuals[-1]:.2g} is left, "
+            f"{min(wanted):.2g} is wanted. About max_features={_would_do(residuals, min(wanted))} would do; "
+            "or give a larger tolerance."
+        )
+    sizes = [int(np.argmax(residuals <= limit)) for limit in wanted]
+    size = max(1, *sizes)
+    sizes = [max(1, each) for each in sizes]
+    whitener = solve_triangular(factor[:size, :size], np.eye(size), lower=True)
+    error = float(sum(group.share * residuals[n] for group, n in zip(groups, sizes, strict=True)))
+    return DictionaryMap(
+        kernel=kernel, root=grouped_root(groups, sizes), error=error, obs_dim=obs_dim, error_kind="measured",
+        points=states[chosen[:size]], whitener=whitener,
+    )  # fmt: skip
+
+
+def _pivoted_cholesky(
+    kernel: Kernel, states: np.ndarray, num_actions: int, wanted: float, most: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indices of chosen states `[n]`, the Cholesky factor `[n, n]` of their Gram matrix, largest residuals `[n + 1]`."""
+    own = on_host(lambda kernel, states: jax.vmap(lambda x: state_kernel(kernel, x, x, num_actions))(states), kernel, states)
+    left = own.copy()
+    columns = np.zeros((len(states), min(most, len(states))))
+    chosen: list[int] = []
+    residuals = [float(left.max())]
+    while residuals[-1] > wanted and len(chosen) < columns.shape[1]:
+        best, n = int(left.argmax()), len(chosen)
+        against = state_gram(kernel, states, states[best : best + 1], num_actions)[:, 0]
+        columns[:, n] = (against - columns[:, :n] @ columns[best, :n]) / math.sqrt(left[best])
+        left = np.maximum(left - columns[:, n] ** 2, 0.0)
+        left[best] = 0.0
+        chosen.append(best)
+        residuals.append(float(left.max()))
+    index = np.array(chosen, int)
+    return index, np.tril(columns[index, : len(chosen)]), np.array(residuals)
+
+
+def _would_do(residuals: np.ndarray, wanted: float) -> int:
+    """Size at which the residual would fall to `wanted`, from the slope of its logarithm over the last half."""
+    half = len(residuals) // 2
+    rate = (math.log(residuals[half]) - math.log(residuals[-1])) / max(len(residuals) - 1 - half, 1)
+    return len(residuals) - 1 + math.ceil((math.log(residuals[-1]) - math.log(wanted)) / max(rate, 1e-9))
+
+
+class Points(NamedTuple):
+    """States that an online dictionary has taken in so far.
+
+    Attributes:
+      count: `[]` int32, how many.
+      points: `[m, l]`.
+      whitener: `[m, m]` rows of empty places are zero.
+    """
+
+    count: Array
+    points: Array
+    whitener: Array
+
+
+@functools.partial(register, static=("obs_dim", "error_kind", "capacity"))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnlineDictionaryMap(FeatureMap):
+    """A dictionary that takes in states as they come, wherever the ones it has leave more than `tolerance`.
+
+    Stored transitions keep the features they had: a state that came before is within the tolerance without the new point.
+
+    Attributes:
+      tolerance: residual above which a state is taken in.
+      capacity: states that it can hold (static).
+    """
+
+    tolerance: Any
+    capacity: int
+
+    def init(self, dtype: Any) -> Points:
+        return Points(
+            jnp.zeros((), jnp.int32),
+            jnp.zeros((self.capacity, self.obs_dim), dtype),
+            jnp.zeros((self.capacity, self.capacity), dtype),
+        )
+
+    def _vector(self, basis: Points, obs: Array) -> Array:
+        vector = jax.vmap(lambda point: state_kernel(self.kernel, obs, point, self.num_actions))(basis.points)
+        return jnp.where(jnp.arange(self.capacity) < basis.count, vector, 0.0)
+
+    def psi(self, basis: Points, obs: Array) -> Array:
+        return dot(basis.whitener, self._vector(basis, obs))
+
+    def gap(self, basis: Points, obs: Array, psi: Array) -> Array:
+        return state_kernel(self.kernel, obs, obs, self.num_actions) - jnp.sum(psi**2)
+
+    def extend(self, basis: Points, obs: Array, is_wanted: Any) -> tuple[Points, Array]:
+        psi = self.psi(basis, obs)
+        gap = self.gap(basis, obs, psi)
+        is_new = (gap > self.tolerance) & is_wanted
+        is_taken = is_new & (basis.count < self.capacity)
+        unit = (jnp.arange(self.capacity) == basis.count).astype(psi.dtype)
+        row = (unit - dot(psi, basis.whitener)) / jnp.sqrt(jnp.maximum(gap, self.tolerance))
+        return Points(
+            basis.count + is_taken.astype(jnp.int32),
+            write(basis.points, basis.count, obs, is_taken),
+            write(basis.whitener, basis.count, row, is_taken),
+        ), is_new & ~is_taken
+
+
+def online_dictionary(
+    kernel: Kernel, obs_dim: int, num_actions: int, capacity: int, tolerance: float = 1e-4
+) -> OnlineDictionaryMap:
+    """A dictionary that is empty at first and grows by approximate linear dependence (Engel et al., 2004) up to `capacity`.
+
+    When it is full, `KQLInfo.is_basis_full` says so at every state it should have taken in, and `KQLInfo.feature_error`
+    is what is missing there.
+    """
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1, got {capacity}: it is the number of states the dictionary can hold.")
+    check_tolerance(tolerance)
+    of_actions = action_gram(kernel, obs_dim, num_actions, "features.online_dictionary")
+    if is_known(kernel):
+        groups = groups_of(np.asarray(of_actions))
+        root = grouped_root(groups, [capacity] * len(groups))
+    else:
+        root = traced_root(of_actions, capacity)
+    return OnlineDictionaryMap(
+        kernel=kernel, root=root, error=tolerance, obs_dim=obs_dim, error_kind="measured", tolerance=tolerance,
+        capacity=capacity,
+    )  # fmt: skip

@@ -1,0 +1,262 @@
+"""Streaming ridge regression on features, in weight space.
+
+With features psi(s) `[m]` of states and a feature map's root R `[A, m, D]`, a pair (s, a) has the features R[a]^T psi(s)
+`[D]`. The posterior keeps a square root of the covariance W of the weights, with R folded in: S `[A, m, D]`, R / sqrt(lam)
+at first, such that
+
+    width(s, a)^2 = ||S[a]^T psi(s)||^2,        mean(s, a) = (S[a]^T psi(s)) . w,     w = sum over pairs of y S[a]^T psi(s).
+
+A new pair with f = S[a]^T psi(s), n = ||f||^2 makes it S - c (S f) f^T, c = 1 / ((1 + n) + sqrt(1 + n)). Widths are sums of
+squares that cannot go negative, and float32 is enough; the covariance itself, updated in float32, ruins learning
+(docs/numerics.md).
+
+    post = weights.init(features, lam, capacity=1000)
+    post, _ = weights.append(features, post, obs, action, target)
+    mean, width = weights.predict(features, post, obs)             # [A], [A]
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kqljax.arrays import dot, few_columns, in_dtype, pad, write
+from kqljax.features import FeatureMap
+
+Array = jax.Array
+
+
+class WeightPosterior(NamedTuple):
+    """Ridge regression on features of the pairs seen so far.
+
+    Attributes:
+      num_taken: `[]` int32, pairs taken in so far.
+      basis: the part of the feature map that changes while learning.
+      psi: `[T, m]` features of the stored pairs' states; zero in empty slots.
+      action: `[T, A]` one-hot; zero in empty slots, which masks them.
+      targets: `[T]` y of the stored pairs.
+      root: `[A, m, D]` S.
+      rest: `[A, m]` sum of y psi over pairs that are no longer stored, by action.
+      moment: `[A, m]` sum of y psi over all pairs, by action.
+      white: `[D]` w = S^T moment.
+      weights: `[A, m]` S w, so that the mean is psi . weights[a].
+    """
+
+    num_taken: Array
+    basis: Any
+    psi: Array
+    action: Array
+    targets: Array
+    root: Array
+    rest: Array
+    moment: Array
+    white: Array
+    weights: Array
+
+    @property
+    def capacity(self) -> int:
+        """T, the pairs there is room for."""
+        return self.psi.shape[-2]
+
+    @property
+    def is_taken(self) -> Array:
+        """`[T]` bool, the slots that hold a pair."""
+        return jnp.sum(self.action, axis=-1) > 0
+
+    @property
+    def num_stored(self) -> Array:
+        """`[]` int32, pairs in slots."""
+        return jnp.minimum(self.num_taken, self.capacity)
+
+    @property
+    def dtype(self) -> Any:
+        """Of all floating-point arrays."""
+        return self.root.dtype
+
+
+class Update(NamedTuple):
+    """What a new pair changed.
+
+    Attributes:
+      direction: `[A, m]` S f: the squared width at (z, b) falls by (psi(z) . direction[b])^2 / (1 + n).
+      white: `[D]` f.
+      width_sq: `[]` n, the squared width of the new pair before.
+      shrink: `[]` c.
+      is_wanted: `[]` bool; where False nothing changed.
+    """
+
+    direction: Array
+    white: Array
+    width_sq: Array
+    shrink: Array
+    is_wanted: Array
+
+
+class Table(NamedTuple):
+    """Mean and squared width at a list of states, for every action.
+
+    Attributes:
+      psi: `[R, m]` features of the states.
+      obs: `[R, l]` the states.
+      mean: `[R, A]`.
+      width_sq: `[R, A]`.
+    """
+
+    psi: Array
+    obs: Array
+    mean: Array
+    width_sq: Array
+
+
+def init(features: FeatureMap, lam: Any, capacity: int, dtype: Any = None) -> WeightPosterior:
+    """An empty posterior: mean 0, width as the prior's."""
+    dtype = jnp.zeros((), dtype).dtype
+    features, lam = in_dtype((features, lam), dtype)
+    num_actions, num_features, num_weights = features.root.shape
+    return WeightPosterior(
+        num_taken=jnp.zeros((), jnp.int32),
+        basis=features.init(dtype),
+        psi=jnp.zeros((capacity, num_features), dtype),
+        action=jnp.zeros((capacity, num_actions), dtype),
+        targets=jnp.zeros((capacity,), dtype),
+        root=features.root / jnp.sqrt(lam),
+        rest=jnp.zeros((num_actions, num_features), dtype),
+        moment=jnp.zeros((num_actions, num_features), dtype),
+        white=jnp.zeros((num_weights,), dtype),
+        weights=jnp.zeros((num_actions, num_features), dtype),
+    )
+
+
+def init_table(post: WeightPosterior, obs_dim: int, rows: int) -> Table:
+    """A table with room for `rows` states, all empty."""
+    num_actions, num_features, _ = post.root.shape
+    return Table(
+        psi=jnp.zeros((rows, num_features), post.dtype),
+        obs=jnp.zeros((rows, obs_dim), post.dtype),
+        mean=jnp.zeros((rows, num_actions), post.dtype),
+        width_sq=jnp.zeros((rows, num_actions), post.dtype),
+    )
+
+
+def grow(post: WeightPosterior, capacity: int) -> WeightPosterior:
+    """The same posterior with room for `capacity` pairs."""
+    more = capacity - post.capacity
+    if more < 0:
+        raise ValueError(f"cannot shrink a posterior from capacity {post.capacity} to {capacity}: stored pairs would be lost.")
+    return post._replace(psi=pad(post.psi, more, 0), action=pad(post.action, more, 0), targets=pad(post.targets, more, 0))
+
+
+def grow_table(table: Table, rows: int) -> Table:
+    """The same table with room for more states."""
+    return Table(*(pad(column, rows - column.shape[0], 0) for column in table))
+
+
+# Prediction ----------------------------------------------------------------------------------------------------------
+
+
+def whiten(post: WeightPosterior, psi: Array) -> Array:
+    """S[a]^T psi `[A, D]` for every action, from features `[m]`."""
+    return dot(psi, post.root)
+
+
+def predict(features: FeatureMap, post: WeightPosterior, obs: Array) -> tuple[Array, Array]:
+    """Mean `[A]` and width `[A]` at one state `[l]` with every action."""
+    features = in_dtype(features, post.dtype)
+    whitened = whiten(post, features.psi(post.basis, jnp.asarray(obs, post.dtype)))
+    return dot(whitened, post.white), jnp.sqrt(jnp.sum(whitened**2, axis=-1))
+
+
+def condense(post: WeightPosterior) -> Array:
+    """Triangular C `[A, m, m]` with ||C[a] psi|| = ||S[a]^T psi||: A times fewer operations for many predictions."""
+    # A QR of S^T keeps float32's digits; a Cholesky factor of S S^T would lose half of them.
+    return jax.vmap(lambda root: jnp.linalg.qr(root.T, mode="r"))(post.root)
+
+
+def at_rows(post: WeightPosterior, factor: Array, psi: Array) -> tuple[Array, Array]:
+    """Mean and squared width `[R, A]` at states with features `[R, m]`; `factor` `[A, m or D, m]` from `condense` or S^T."""
+    mean = few_columns(psi, post.weights.T)
+    whitened = jnp.einsum("rm,akm->rak", psi, factor, precision="highest")
+    return mean, jnp.sum(whitened**2, axis=-1)
+
+
+# Learning ------------------------------------------------------------------------------------------------------------
+
+
+def sum_targets(post: WeightPosterior, targets: Array) -> Array:
+    """`[A, m]` sum of y psi over all pairs, by action, with new targets `[T]` for the stored ones."""
+    return post.rest + dot((post.action * targets[:, None]).T, post.psi)
+
+
+def append(
+    features: FeatureMap, post: WeightPosterior, obs: Array, action: Array, target: Array
+) -> tuple[WeightPosterior, Update]:
+    """Takes in one pair `(obs [l], action [])` with its target `[]`; past the capacity it is learned from but not stored."""
+    features = in_dtype(features, post.dtype)
+    obs, target = jnp.asarray(obs, post.dtype), jnp.asarray(target, post.dtype)
+    basis, _ = features.extend(post.basis, obs, True)
+    post = post._replace(basis=basis)
+    psi = features.psi(basis, obs)
+    chosen = jax.nn.one_hot(action, post.action.shape[-1], dtype=post.dtype)
+    white = dot(chosen, whiten(post, psi))
+    slot = post.num_taken
+    new, update = absorb(post, psi, chosen, white, post.white, target, True)
+    rest = post.rest + jnp.where(slot < post.capacity, 0.0, target) * chosen[:, None] * psi
+    return store(new._replace(rest=rest), slot, psi, chosen, target, slot < post.capacity), update
+
+
+def absorb(
+    post: WeightPosterior, psi: Array, chosen: Array, white: Array, white_moment: Array, target: Array, is_wanted: Any
+) -> tuple[WeightPosterior, Update]:
+    """The regression after one more pair; it is not put into a slot yet.
+
+    Args:
+      psi: `[m]` features of its state.
+      chosen: `[A]` its action, one-hot.
+      white: `[D]` f = S[a]^T psi.
+      white_moment: `[D]` S^T moment, with whatever targets the stored pairs have now.
+      target: `[]` its target.
+      is_wanted: `[]` bool; False leaves the posterior as it is.
+    """
+    n = jnp.sum(white**2)
+    root_n = jnp.sqrt(1.0 + n)
+    shrink = 1.0 / ((1.0 + n) + root_n)
+    # S_new^T v = S^T v - c f (f . S^T v), for the moment and, times the target, for the pair itself.
+    moved = white_moment - shrink * jnp.dot(white, white_moment) * white + (target / root_n) * white
+    both = dot(post.root, jnp.stack([white, moved], axis=1))
+    direction, before = both[..., 0], both[..., 1]
+    weights = before - shrink * jnp.dot(white, moved) * direction
+    step = jnp.where(is_wanted, shrink, 0.0)
+    return post._replace(
+        num_taken=post.num_taken + jnp.asarray(is_wanted, jnp.int32),
+        root=post.root - step * direction[..., None] * white,
+        moment=jnp.where(is_wanted, post.moment + target * chosen[:, None] * psi, post.moment),
+        white=jnp.where(is_wanted, moved, post.white),
+        weights=jnp.where(is_wanted, weights, post.weights),
+    ), Update(direction, white, n, shrink, jnp.asarray(is_wanted))
+
+
+def store(post: WeightPosterior, slot: Array, psi: Array, chosen: Array, target: Array, is_wanted: Any) -> WeightPosterior:
+    """Puts a pair into a slot."""
+    return post._replace(
+        psi=write(post.psi, slot, psi, is_wanted),
+        action=write(post.action, slot, chosen, is_wanted),
+        targets=write(post.targets, slot, target, is_wanted),
+    )
+
+
+def refresh(post: WeightPosterior, table: Table, update: Update) -> Table:
+    """Brings a table up to date after `absorb` (`post` is the posterior after it): one pass over its features."""
+    mean, change = jnp.split(few_columns(table.psi, jnp.concatenate([post.weights, update.direction]).T), 2, axis=-1)
+    fallen = jnp.maximum(table.width_sq - change**2 / (1.0 + update.width_sq), 0.0)
+    return table._replace(
+        mean=jnp.where(update.is_wanted, mean, table.mean),
+        width_sq=jnp.where(update.is_wanted, fallen, table.width_sq),
+    )
+
+
+def solve(post: WeightPosterior, moment: Array) -> WeightPosterior:
+    """The posterior of the same pairs with another sum of targets `[A, m]`."""
+    white = jnp.einsum("am,amd->d", moment, post.root, precision="highest")
+    return post._replace(moment=moment, white=white, weights=dot(post.root, white))
