@@ -263,7 +263,8 @@ def _check_weight_state(cfg: KQLConfig, state: KQLState) -> None:
     assert cfg.features is not None
     if hasattr(state.table, "cross"):
         raise ValueError("the config has features, the state was made without. Make the state with kql_init and this config.")
-    found, expected = state.posterior.root.shape[-3:], cfg.features.root.shape[-3:]
+    (features, actions, width), expected = state.posterior.root.shape[-3:], cfg.features.root.shape[-3:]
+    found = actions, features, width
     if found != expected:
         raise ValueError(
             f"the state was made for a feature map with root {found}, the config's has {expected} (actions, features, "

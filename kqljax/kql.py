@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -266,8 +267,27 @@ def kql_act(cfg: KQLConfig, state: KQLState, obs: Any, key: Array | None = None)
       q_tilde: `[A]`.
     """
     q_hat, width = kql_predict(cfg, state, obs)
-    q_tilde = optimistic(in_dtype(cfg, q_hat.dtype), q_hat, width**2)
+    cfg = in_dtype(cfg, q_hat.dtype)
+    q_tilde = optimistic(cfg, q_hat, width**2)
     return _choose(cfg, q_tilde, key), q_tilde
+
+
+def kql_policy(cfg: KQLConfig, state: KQLState) -> Callable[[Any, Array | None], tuple[Array, Array]]:
+    """`kql_act` for many observations of a state that no longer changes: what they share is computed once.
+
+    Returns:
+      act(obs `[l]`, key) -> action `[]`, q_tilde `[A]`, as `kql_act`.
+    """
+    checks.check_state(cfg, state)
+    cfg = in_dtype(cfg, state.reward.dtype)
+    engine = cfg.engine
+    frozen = engine.freeze(state.posterior)
+
+    def act(obs: Any, key: Array | None = None) -> tuple[Array, Array]:
+        q_tilde = optimistic(cfg, *engine.ask(frozen, checks.check_obs(state, obs)))
+        return _choose(cfg, q_tilde, key), q_tilde
+
+    return act
 
 
 def _choose(cfg: KQLConfig, q_tilde: Array, key: Array | None) -> Array:
@@ -428,9 +448,9 @@ def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int) -> KQLState:
         last = jnp.maximum(jnp.minimum(state.num_calls, state.capacity) - rows, 0)
         # A key of the library's own: which rows are looked at has nothing to do with the run's random numbers.
         start = jax.random.randint(jax.random.fold_in(jax.random.key(0), state.num_calls), (), 0, last + 1)
-        factor = jnp.swapaxes(posterior.root, -1, -2)
+        condensed = weights.as_it_is(posterior)
     else:
-        start, factor = jnp.zeros((), jnp.int32), weights.condense(posterior)
+        start, condensed = jnp.zeros((), jnp.int32), weights.condense(posterior)
 
     def cut(array: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(array, start, rows)
@@ -438,7 +458,7 @@ def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int) -> KQLState:
     def put(array: Array, part: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(array, part, start, 0)
 
-    mean, width_sq = weights.at_rows(posterior, factor, cut(table.psi))
+    mean, width_sq = weights.at_features(condensed, cut(table.psi))
     q_tilde = optimistic(cfg, mean, width_sq)
     action = cut(posterior.action)
     is_taken = jnp.sum(action, axis=-1) > 0
@@ -446,7 +466,7 @@ def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int) -> KQLState:
     change = (targets - cut(posterior.targets))[:, None] * action
     return state._replace(
         posterior=posterior._replace(
-            targets=put(posterior.targets, targets), moment=posterior.moment + dot(change.T, cut(posterior.psi))
+            targets=put(posterior.targets, targets), moment=posterior.moment + dot(cut(posterior.psi).T, change)
         ),
         table=table._replace(mean=put(table.mean, mean), width_sq=put(table.width_sq, width_sq)),
         q_tilde=put(state.q_tilde, q_tilde),

@@ -10,7 +10,7 @@ from jax import lax
 
 from kqljax import checks
 from kqljax.arrays import in_dtype
-from kqljax.kql import KQLConfig, KQLInfo, KQLState, Transition, kql_act, kql_grow, kql_init, kql_step_and_act
+from kqljax.kql import KQLConfig, KQLInfo, KQLState, Transition, kql_act, kql_grow, kql_init, kql_policy, kql_step_and_act
 from kqljax.tasks import Task
 
 Array = jax.Array
@@ -136,10 +136,8 @@ def evaluate(task: Task, cfg: KQLConfig, state: KQLState, key: Array, num_episod
     """
     checks.whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
 
-    def act(obs: Array, key: Array) -> Array:
-        return kql_act(cfg, state, obs, key)[0]
-
-    return rollout_returns(task, act, key, num_episodes)
+    policy = kql_policy(cfg, state)
+    return rollout_returns(task, lambda obs, key: policy(obs, key)[0], key, num_episodes)
 
 
 def rollout_returns(task: Task, act: Any, key: Array, num_episodes: int) -> Array:

@@ -68,6 +68,14 @@ class Engine(Protocol):
         """Mean `[A]` and width `[A]` at a state `[l]`."""
         ...
 
+    def freeze(self, posterior: Any) -> Any:
+        """What many predictions of one posterior share."""
+        ...
+
+    def ask(self, frozen: Any, obs: Array) -> tuple[Array, Array]:
+        """Mean `[A]` and squared width `[A]` at a state `[l]`, from what `freeze` gave."""
+        ...
+
     def glance(
         self, posterior: Any, obs: Array, action: Array, next_obs: Array, query: Array | None, targets: Array | None
     ) -> Glance:

@@ -48,6 +48,13 @@ class ExactEngine:
     def predict(self, posterior: gram.GramPosterior, obs: Array) -> tuple[Array, Array]:
         return gram.predict(self.kernel, self.lam, posterior, obs)
 
+    def freeze(self, posterior: gram.GramPosterior) -> gram.GramPosterior:
+        return posterior
+
+    def ask(self, frozen: gram.GramPosterior, obs: Array) -> tuple[Array, Array]:
+        mean, width = gram.predict(self.kernel, self.lam, frozen, obs)
+        return mean, width**2
+
     def glance(
         self,
         posterior: gram.GramPosterior,

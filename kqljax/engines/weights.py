@@ -56,6 +56,13 @@ class WeightEngine:
     def predict(self, posterior: weights.WeightPosterior, obs: Array) -> tuple[Array, Array]:
         return weights.predict(self.features, posterior, obs)
 
+    def freeze(self, posterior: weights.WeightPosterior) -> tuple[Any, weights.Condensed]:
+        return posterior.basis, weights.condense(posterior)
+
+    def ask(self, frozen: tuple[Any, weights.Condensed], obs: Array) -> tuple[Array, Array]:
+        basis, condensed = frozen
+        return weights.at_features(condensed, self.features.psi(basis, obs))
+
     def glance(
         self,
         posterior: weights.WeightPosterior,
@@ -78,20 +85,18 @@ class WeightEngine:
         else:
             moment = weights.sum_targets(posterior, targets)
 
-        # Everything this step asks of S in one pass: the states with every action, and the targets.
-        num_actions = moment.shape[0]
-        rows = jnp.concatenate([jnp.broadcast_to(psi, (num_actions, *psi.shape)), moment[:, None]], axis=1)
-        whitened = dot(rows, posterior.root)
-        next_white = whitened[:, 1]
+        # Everything this step asks of S: the states with every action, and the targets.
+        whitened = weights.whiten(posterior, psi)
+        next_white = whitened[1]
         seen = _Seen(
             psi=psi[0],
             next_psi=psi[1],
             next_obs=next_obs,
             chosen=chosen,
-            white=jnp.sum(chosen[:, None] * whitened[:, 0], axis=0),
-            white_moment=jnp.sum(whitened[:, -1], axis=0),
+            white=dot(chosen, whitened[0]),
+            white_moment=weights.whiten_moment(posterior, moment),
             moment=moment,
-            query_white=None if query is None else whitened[:, 2],
+            query_white=None if query is None else whitened[2],
             targets=targets,
             basis=basis,
             is_basis_full=is_basis_full | is_full_at_next,
@@ -123,7 +128,7 @@ class WeightEngine:
             width_sq=write(table.width_sq, slot, glance.next_width_sq, has_row),
         )
         # The mean at the new pair by two ways: from the weights, and from what it was before.
-        fitted = dot(seen.chosen, dot(new.weights, seen.psi))
+        fitted = dot(dot(seen.psi, new.weights), seen.chosen)
         known = jnp.dot(seen.white, seen.white_moment)
         expected = (known + update.width_sq * target) / (1.0 + update.width_sq)
         learned = Learned(
@@ -153,8 +158,8 @@ class WeightEngine:
         """The sum of pairs that are no longer stored: the one that leaves, or the new one where it found no slot."""
         capacity = posterior.capacity
         at = jnp.minimum(slot, capacity - 1)
-        leaving = posterior.targets[at] * posterior.action[at][:, None] * posterior.psi[at]
-        passing = target * seen.chosen[:, None] * seen.psi
+        leaving = posterior.targets[at] * posterior.psi[at][:, None] * posterior.action[at]
+        passing = target * seen.psi[:, None] * seen.chosen
         gone = jnp.where(slot < capacity, leaving, passing)
         return posterior.rest + jnp.where(is_taken, gone, 0.0)
 
@@ -174,4 +179,4 @@ class WeightEngine:
         self, posterior: weights.WeightPosterior, table: weights.Table, targets: Array
     ) -> tuple[weights.WeightPosterior, weights.Table]:
         posterior = weights.solve(posterior, weights.sum_targets(posterior, targets))._replace(targets=targets)
-        return posterior, table._replace(mean=few_columns(table.psi, posterior.weights.T))
+        return posterior, table._replace(mean=few_columns(table.psi, posterior.weights))

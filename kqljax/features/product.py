@@ -5,6 +5,7 @@ Maps are made once, outside jit, in float64: their certificates need more digits
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -30,11 +31,14 @@ def state_kernel(kernel: Kernel, x: Array, y: Array, num_actions: int) -> Array:
     return kernel.terms(x, Pair(y, jnp.zeros((num_actions,), y.dtype)))[0]
 
 
-def state_gram(kernel: Kernel, rows: np.ndarray, columns: np.ndarray, num_actions: int) -> np.ndarray:
-    def matrix(kernel: Kernel, rows: Array, columns: Array) -> Array:
-        return jax.vmap(lambda x: jax.vmap(lambda y: state_kernel(kernel, x, y, num_actions))(columns))(rows)
+@functools.partial(jax.jit, static_argnames="num_actions")
+def _state_gram(kernel: Kernel, rows: Array, columns: Array, num_actions: int) -> Array:
+    return jax.vmap(lambda x: jax.vmap(lambda y: state_kernel(kernel, x, y, num_actions))(columns))(rows)
 
-    return on_host(matrix, kernel, rows, columns)
+
+def state_gram(kernel: Kernel, rows: np.ndarray, columns: np.ndarray, num_actions: int) -> np.ndarray:
+    """State part `[N, M]` between two lists of states, in float64."""
+    return on_host(lambda *args: _state_gram(*args, num_actions), kernel, rows, columns)
 
 
 def action_gram(kernel: Kernel, obs_dim: int, num_actions: int, name: str) -> Any:

@@ -1,8 +1,8 @@
 """Streaming ridge regression on features, in weight space.
 
 With features psi(s) `[m]` of states and a feature map's root R `[A, m, D]`, a pair (s, a) has the features R[a]^T psi(s)
-`[D]`. The posterior keeps a square root of the covariance W of the weights, with R folded in: S `[A, m, D]`, R / sqrt(lam)
-at first, such that
+`[D]`. The posterior keeps a square root of the covariance W of the weights, with R folded in: S, R / sqrt(lam) at first,
+such that
 
     width(s, a)^2 = ||S[a]^T psi(s)||^2,        mean(s, a) = (S[a]^T psi(s)) . w,     w = sum over pairs of y S[a]^T psi(s).
 
@@ -37,11 +37,11 @@ class WeightPosterior(NamedTuple):
       psi: `[T, m]` features of the stored pairs' states; zero in empty slots.
       action: `[T, A]` one-hot; zero in empty slots, which masks them.
       targets: `[T]` y of the stored pairs.
-      root: `[A, m, D]` S.
-      rest: `[A, m]` sum of y psi over pairs that are no longer stored, by action.
-      moment: `[A, m]` sum of y psi over all pairs, by action.
+      root: `[m, A, D]` S; features first, so that it is a matrix both as `[m, A D]` and as `[m A, D]`.
+      rest: `[m, A]` sum of y psi over pairs that are no longer stored, by action.
+      moment: `[m, A]` sum of y psi over all pairs, by action.
       white: `[D]` w = S^T moment.
-      weights: `[A, m]` S w, so that the mean is psi . weights[a].
+      weights: `[m, A]` S w, so that the mean is psi . weights[:, a].
     """
 
     num_taken: Array
@@ -80,7 +80,7 @@ class Update(NamedTuple):
     """What a new pair changed.
 
     Attributes:
-      direction: `[A, m]` S f: the squared width at (z, b) falls by (psi(z) . direction[b])^2 / (1 + n).
+      direction: `[m, A]` S f: the squared width at (z, b) falls by (psi(z) . direction[:, b])^2 / (1 + n).
       white: `[D]` f.
       width_sq: `[]` n, the squared width of the new pair before.
       shrink: `[]` c.
@@ -121,17 +121,17 @@ def init(features: FeatureMap, lam: Any, capacity: int, dtype: Any = None) -> We
         psi=jnp.zeros((capacity, num_features), dtype),
         action=jnp.zeros((capacity, num_actions), dtype),
         targets=jnp.zeros((capacity,), dtype),
-        root=features.root / jnp.sqrt(lam),
-        rest=jnp.zeros((num_actions, num_features), dtype),
-        moment=jnp.zeros((num_actions, num_features), dtype),
+        root=jnp.swapaxes(features.root, 0, 1) / jnp.sqrt(lam),
+        rest=jnp.zeros((num_features, num_actions), dtype),
+        moment=jnp.zeros((num_features, num_actions), dtype),
         white=jnp.zeros((num_weights,), dtype),
-        weights=jnp.zeros((num_actions, num_features), dtype),
+        weights=jnp.zeros((num_features, num_actions), dtype),
     )
 
 
 def init_table(post: WeightPosterior, obs_dim: int, rows: int) -> Table:
     """A table with room for `rows` states, all empty."""
-    num_actions, num_features, _ = post.root.shape
+    num_features, num_actions, _ = post.root.shape
     return Table(
         psi=jnp.zeros((rows, num_features), post.dtype),
         obs=jnp.zeros((rows, obs_dim), post.dtype),
@@ -157,8 +157,14 @@ def grow_table(table: Table, rows: int) -> Table:
 
 
 def whiten(post: WeightPosterior, psi: Array) -> Array:
-    """S[a]^T psi `[A, D]` for every action, from features `[m]`."""
-    return dot(psi, post.root)
+    """S[a]^T psi `[..., A, D]` for every action, from features `[..., m]`."""
+    return _by_action(psi, post.root)
+
+
+def _by_action(psi: Array, matrices: Array) -> Array:
+    """`[..., m]` with `[m, A, K]` -> `[..., A, K]`, as one product of two matrices: batched ones are slow on CPU."""
+    num_features, num_actions, width = matrices.shape
+    return dot(psi, matrices.reshape(num_features, -1)).reshape(*psi.shape[:-1], num_actions, width)
 
 
 def predict(features: FeatureMap, post: WeightPosterior, obs: Array) -> tuple[Array, Array]:
@@ -168,25 +174,42 @@ def predict(features: FeatureMap, post: WeightPosterior, obs: Array) -> tuple[Ar
     return dot(whitened, post.white), jnp.sqrt(jnp.sum(whitened**2, axis=-1))
 
 
-def condense(post: WeightPosterior) -> Array:
-    """Triangular C `[A, m, m]` with ||C[a] psi|| = ||S[a]^T psi||: A times fewer operations for many predictions."""
+class Condensed(NamedTuple):
+    """What many predictions of one posterior share.
+
+    Attributes:
+      factor: `[m, A, K]` C with ||psi C[:, a]|| the width at (s, a).
+      white: `[A, K]` u with (psi C[:, a]) . u[a] the mean there.
+    """
+
+    factor: Array
+    white: Array
+
+
+def condense(post: WeightPosterior) -> Condensed:
+    """The posterior in triangular form, K = m where S has K = D: fewer operations for many predictions."""
     # A QR of S^T keeps float32's digits; a Cholesky factor of S S^T would lose half of them.
-    return jax.vmap(lambda root: jnp.linalg.qr(root.T, mode="r"))(post.root)
+    turn, factor = jax.vmap(lambda root: jnp.linalg.qr(root.T), in_axes=1)(post.root)
+    return Condensed(jnp.transpose(factor, (2, 0, 1)), jnp.einsum("adk,d->ak", turn, post.white, precision="highest"))
 
 
-def at_rows(post: WeightPosterior, factor: Array, psi: Array) -> tuple[Array, Array]:
-    """Mean and squared width `[R, A]` at states with features `[R, m]`; `factor` `[A, m or D, m]` from `condense` or S^T."""
-    mean = few_columns(psi, post.weights.T)
-    whitened = jnp.einsum("rm,akm->rak", psi, factor, precision="highest")
-    return mean, jnp.sum(whitened**2, axis=-1)
+def as_it_is(post: WeightPosterior) -> Condensed:
+    """The posterior for a few predictions, not worth a factorisation."""
+    return Condensed(post.root, jnp.broadcast_to(post.white, post.root.shape[1:]))
+
+
+def at_features(condensed: Condensed, psi: Array) -> tuple[Array, Array]:
+    """Mean and squared width `[..., A]` at states with features `[..., m]`."""
+    whitened = _by_action(psi, condensed.factor)
+    return jnp.sum(whitened * condensed.white, axis=-1), jnp.sum(whitened**2, axis=-1)
 
 
 # Learning ------------------------------------------------------------------------------------------------------------
 
 
 def sum_targets(post: WeightPosterior, targets: Array) -> Array:
-    """`[A, m]` sum of y psi over all pairs, by action, with new targets `[T]` for the stored ones."""
-    return post.rest + dot((post.action * targets[:, None]).T, post.psi)
+    """`[m, A]` sum of y psi over all pairs, by action, with new targets `[T]` for the stored ones."""
+    return post.rest + few_columns(post.psi.T, post.action * targets[:, None])
 
 
 def append(
@@ -202,7 +225,7 @@ def append(
     white = dot(chosen, whiten(post, psi))
     slot = post.num_taken
     new, update = absorb(post, psi, chosen, white, post.white, target, True)
-    rest = post.rest + jnp.where(slot < post.capacity, 0.0, target) * chosen[:, None] * psi
+    rest = post.rest + jnp.where(slot < post.capacity, 0.0, target) * psi[:, None] * chosen
     return store(new._replace(rest=rest), slot, psi, chosen, target, slot < post.capacity), update
 
 
@@ -224,14 +247,14 @@ def absorb(
     shrink = 1.0 / ((1.0 + n) + root_n)
     # S_new^T v = S^T v - c f (f . S^T v), for the moment and, times the target, for the pair itself.
     moved = white_moment - shrink * jnp.dot(white, white_moment) * white + (target / root_n) * white
-    both = dot(post.root, jnp.stack([white, moved], axis=1))
-    direction, before = both[..., 0], both[..., 1]
+    both = few_columns(post.root.reshape(-1, white.shape[0]), jnp.stack([white, moved], axis=1))
+    direction, before = (both[:, i].reshape(post.weights.shape) for i in range(2))
     weights = before - shrink * jnp.dot(white, moved) * direction
     step = jnp.where(is_wanted, shrink, 0.0)
     return post._replace(
         num_taken=post.num_taken + jnp.asarray(is_wanted, jnp.int32),
         root=post.root - step * direction[..., None] * white,
-        moment=jnp.where(is_wanted, post.moment + target * chosen[:, None] * psi, post.moment),
+        moment=jnp.where(is_wanted, post.moment + target * psi[:, None] * chosen, post.moment),
         white=jnp.where(is_wanted, moved, post.white),
         weights=jnp.where(is_wanted, weights, post.weights),
     ), Update(direction, white, n, shrink, jnp.asarray(is_wanted))
@@ -248,7 +271,7 @@ def store(post: WeightPosterior, slot: Array, psi: Array, chosen: Array, target:
 
 def refresh(post: WeightPosterior, table: Table, update: Update) -> Table:
     """Brings a table up to date after `absorb` (`post` is the posterior after it): one pass over its features."""
-    mean, change = jnp.split(few_columns(table.psi, jnp.concatenate([post.weights, update.direction]).T), 2, axis=-1)
+    mean, change = jnp.split(few_columns(table.psi, jnp.concatenate([post.weights, update.direction], axis=1)), 2, axis=-1)
     fallen = jnp.maximum(table.width_sq - change**2 / (1.0 + update.width_sq), 0.0)
     return table._replace(
         mean=jnp.where(update.is_wanted, mean, table.mean),
@@ -256,7 +279,12 @@ def refresh(post: WeightPosterior, table: Table, update: Update) -> Table:
     )
 
 
+def whiten_moment(post: WeightPosterior, moment: Array) -> Array:
+    """S^T moment `[D]` for a sum of targets `[m, A]`."""
+    return dot(moment.ravel(), post.root.reshape(-1, post.white.shape[0]))
+
+
 def solve(post: WeightPosterior, moment: Array) -> WeightPosterior:
-    """The posterior of the same pairs with another sum of targets `[A, m]`."""
-    white = jnp.einsum("am,amd->d", moment, post.root, precision="highest")
+    """The posterior of the same pairs with another sum of targets `[m, A]`."""
+    white = whiten_moment(post, moment)
     return post._replace(moment=moment, white=white, weights=dot(post.root, white))
