@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types table1 bench clean
+.PHONY: help run test lint types table1 times bench clean
 
 help:            ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -32,11 +32,22 @@ types: $(READY)  ## Mypy
 	$(BIN)/mypy
 
 table1: $(READY) ## The paper's Table 1 with 30 seeds (about an hour and a half)
-	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rbf kql-linear kql-greedy dqn random --out results/table1
+	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random \
+	  --out results/table1
 
-bench: $(READY)  ## Benchmarks of the exact engine; figures go to benchmarks/results
+times: $(READY)  ## Seconds of training a seed, everything in one go (ten minutes; leave the machine alone)
+	$(BIN)/python -m pip install --quiet --editable '.[sb3]'
+	$(BIN)/python benchmarks/sb3_dqn.py --seeds 1 --episodes 5 --out benchmarks/results/times_sb3.json
+	rm -rf results/times
+	$(BIN)/kqljax table1 --seeds 1 --algorithms kql-rbf kql-linear kql-greedy kql-features kql-features32 random dqn \
+	  --episodes 5 --curve-points 0 --no-figures --out results/times
+	cp results/times/table1.json benchmarks/results/times.json
+
+bench: $(READY)  ## Benchmarks; figures go to benchmarks/results
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/numerics.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/beyond.py
 	$(BIN)/python benchmarks/kovi.py
 
 clean:           ## Remove the virtual environment, caches and results

@@ -1,6 +1,6 @@
-"""What float32 costs the exact engine: recorded runs of the four tasks, replayed in float32 and compared with float64.
+"""What float32 costs both engines: recorded runs of the four tasks, replayed in float32 and compared with float64.
 
-    python benchmarks/numerics.py            # the table of docs/numerics.md, about two minutes
+    python benchmarks/numerics.py            # the tables of docs/numerics.md, about three minutes
     python benchmarks/numerics.py --smoke    # seconds, for the tests
 
 For each task and ridge parameter one run is recorded in float64; its transitions are then replayed through the engine in
@@ -18,6 +18,7 @@ from kqljax.checks import least_float32_lam
 from kqljax.kql import KQLConfig, KQLState
 
 TASKS = ("MountainCar-v0", "CartPole-v0", "Pendulum-v1", "Acrobot-v1")
+TOLERANCE = 1e-6
 
 
 def replay(cfg: KQLConfig, state: KQLState, transitions: kqljax.Transition):
@@ -37,23 +38,24 @@ def empty(cfg: KQLConfig, obs_dim: int, dtype) -> KQLState:
     return jax.jit(lambda cfg: kqljax.kql_init(cfg, obs_dim, dtype))(cfg)
 
 
-def measure(name: str, lam: float, horizon: int) -> dict:
-    task = kqljax.make_task(name)
-    cfg = task.config(horizon=horizon, lam=lam)
+def record(task: kqljax.Task, cfg: KQLConfig) -> kqljax.Transition:
+    """The transitions of one run of the exact engine in float64, fields `[T, ...]`."""
     state = jax.jit(kqljax.train)(task, cfg, jax.random.key(0)).state
-    transitions = kqljax.Transition(
+    return kqljax.Transition(
         state.posterior.pairs.obs,
         jnp.argmax(state.posterior.pairs.action, axis=1).astype(jnp.int32),
         state.reward,
         state.table.obs,
         state.terminated,
     )
+
+
+def compare(task: kqljax.Task, cfg: KQLConfig, transitions: kqljax.Transition) -> dict:
+    """float32 beside float64 on the same transitions: largest errors over all steps and actions."""
     run = jax.jit(replay)
     q64, w64, a64, info64 = run(cfg, empty(cfg, task.obs_dim, jnp.float64), transitions)
     q32, w32, a32, info = run(cfg, empty(cfg, task.obs_dim, jnp.float32), transitions)
     return {
-        "task": name,
-        "lam": lam,
         "q_hat": float(np.abs(np.asarray(q32, np.float64) - q64).max()),
         "bonus": float(np.abs(np.asarray(w32, np.float64) - w64).max() * cfg.beta),
         "same": float(np.mean(np.asarray(a32 == a64))),
@@ -61,6 +63,17 @@ def measure(name: str, lam: float, horizon: int) -> dict:
         "residual64": float(np.max(info64.residual)),
         "finite": bool(np.all(info.is_finite)),
     }
+
+
+def print_row(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def errors(row: dict) -> tuple[str, ...]:
+    return (
+        f"{row['q_hat']:.2g}", f"{row['bonus']:.2g}", f"{row['same']:.1%}", f"{row['residual']:.2g}",
+        "yes" if row["finite"] else "no", f"{row['residual64']:.1g}",
+    )  # fmt: skip
 
 
 def main(argv=None) -> None:
@@ -72,16 +85,28 @@ def main(argv=None) -> None:
     horizon = 60 if args.smoke else args.horizon
     least = least_float32_lam(horizon)
     print(f"T = {horizon}, jax {jax.__version__} on {jax.devices()[0].platform}. float32 is refused below lam = {least:.2g}.\n")
-    columns = ("task", "lam", "error of Q-hat", "of beta * width", "same action", "residual", "finite", "residual in float64")
+    shared = ("error of Q-hat", "of beta * width", "same action", "residual", "finite", "residual in float64")
+    tasks = [kqljax.make_task(name) for name in (TASKS[:1] if args.smoke else TASKS)]
+    recorded = {}
+
+    print("The exact engine:\n")
+    columns = ("task", "lam", *shared)
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    for name in TASKS[:1] if args.smoke else TASKS:
+    for task in tasks:
         for lam in (1.0 / (10 * horizon), least / 4, least, 4 * least):
-            row = measure(name, lam, horizon)
-            print(
-                f"| {name} | {lam:.1e} | {row['q_hat']:.2g} | {row['bonus']:.2g} | {row['same']:.1%} "
-                f"| {row['residual']:.2g} | {'yes' if row['finite'] else 'no'} | {row['residual64']:.1g} |",
-                flush=True,
-            )
+            cfg = task.config(horizon=horizon, lam=lam)
+            transitions = record(task, cfg)
+            recorded.setdefault(task.name, transitions)
+            print_row(task.name, f"{lam:.1e}", *errors(compare(task, cfg, transitions)))
+
+    paper = 1.0 / (10 * horizon)
+    print(f"\nThe weight-space engine, features.auto at a tolerance of {TOLERANCE:g}, the paper's lam = {paper:.1e}:\n")
+    columns = ("task", "weights D", *shared)
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    for task in tasks:
+        feature_map = kqljax.features.auto(kqljax.RBF(eta=task.eta), task, TOLERANCE)
+        cfg = task.config(horizon=horizon, features=feature_map)
+        print_row(task.name, str(feature_map.num_weights), *errors(compare(task, cfg, recorded[task.name])))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from kqljax.kql import (
     kql_step,
     kql_step_and_act,
 )
+from kqljax.memory import estimate_memory
 from kqljax.rollout import TrainLog, TrainRun, evaluate, rollout_returns, train
 from kqljax.tasks import Task, TaskStep, make_task
 
@@ -37,6 +38,7 @@ __all__ = [
     "TrainLog",
     "TrainRun",
     "Transition",
+    "estimate_memory",
     "evaluate",
     "features",
     "kql_act",

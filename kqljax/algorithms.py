@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kqljax import rollout
-from kqljax.kernels import Linear
-from kqljax.tasks import Task
+from kqljax import features, rollout
+from kqljax.kernels import RBF, Linear
+from kqljax.tasks import Task, make_task
 
 Array = jax.Array
 
@@ -66,20 +66,27 @@ def _stages(num_steps: int) -> int:
     return max(1, min(rollout.STAGES, num_steps // 200))
 
 
-def _kql_train(task: Task, cfg: Any, key: Array, num_steps: int) -> rollout.TrainRun:
-    return rollout.train(task, cfg, key, num_steps, stages=_stages(num_steps))
+def _kql_train(task: Task, cfg: Any, key: Array, num_steps: int, dtype: Any = None) -> rollout.TrainRun:
+    return rollout.train(task, cfg, key, num_steps, dtype=dtype, stages=_stages(num_steps))
 
 
-def _kql_curve(task: Task, cfg: Any, key: Array, num_steps: int, points: int) -> Array:
+_kql_train32 = functools.partial(_kql_train, dtype=jnp.float32)
+
+
+def _kql_curve(task: Task, cfg: Any, key: Array, num_steps: int, points: int, dtype: Any = None) -> Array:
     return rollout.train(
         task,
         cfg,
         key,
         num_steps,
+        dtype=dtype,
         stages=_stages(num_steps),
         eval_at=curve_steps(num_steps, points),
         eval_episodes=CURVE_EPISODES,
     ).curve
+
+
+_kql_curve32 = functools.partial(_kql_curve, dtype=jnp.float32)
 
 
 def _kql_is_sound(run: rollout.TrainRun) -> Array:
@@ -99,6 +106,33 @@ def _kql(name: str, config: Callable[[Task, int], Any]) -> Algorithm:
         training=0.6,
         evaluation=1.5,
         curve=_kql_curve,
+    )
+
+
+FEATURE_TOLERANCE = 1e-6
+"""Largest error in the kernel that the rows with features allow."""
+
+
+@functools.cache
+def _features_of(task_name: str, eta: float) -> features.FeatureMap:
+    return features.auto(RBF(eta=eta), make_task(task_name), FEATURE_TOLERANCE)
+
+
+def _feature_config(task: Task, num_steps: int) -> Any:
+    return task.config(horizon=num_steps, features=_features_of(task.name, task.eta))
+
+
+def _kql_features(name: str, is_single: bool) -> Algorithm:
+    return Algorithm(
+        name,
+        _feature_config,
+        _kql_train32 if is_single else _kql_train,
+        rollout.evaluate,
+        _kql_is_sound,
+        chunk=1,
+        training=0.3,
+        evaluation=0.3,
+        curve=_kql_curve32 if is_single else _kql_curve,
     )
 
 
@@ -154,6 +188,8 @@ _MAKERS: dict[str, Callable[[], Algorithm]] = {
     "kql-rbf": lambda: _kql("kql-rbf", lambda task, num_steps: task.config(horizon=num_steps)),
     "kql-linear": lambda: _kql("kql-linear", lambda task, num_steps: task.config(kernel=Linear(), horizon=num_steps)),
     "kql-greedy": lambda: _kql("kql-greedy", lambda task, num_steps: task.config(horizon=num_steps, beta=0.0)),
+    "kql-features": lambda: _kql_features("kql-features", is_single=False),
+    "kql-features32": lambda: _kql_features("kql-features32", is_single=True),
     "dqn": _dqn,
     "kovi": _kovi,
     "random": _random,
@@ -162,6 +198,8 @@ ALGORITHMS = {
     "kql-rbf": "KQL with the Gaussian kernel, the paper's method",
     "kql-linear": "KQL with the linear kernel",
     "kql-greedy": "KQL with the Gaussian kernel and beta = 0: what optimism buys",
+    "kql-features": "KQL with the Gaussian kernel as features (features.auto), in weight space",
+    "kql-features32": "the same in float32",
     "dqn": "DQN with the paper's parameters (Stable-Baselines3 and its zoo)",
     "kovi": "KOVI, episodic kernel value iteration, with KQL's kernel and lambda",
     "random": "the uniformly random policy",

@@ -195,11 +195,10 @@ def check_init(cfg: KQLConfig, obs_dim: Any, dtype: Any, capacity: Any) -> np.dt
 
 def check_dtype(cfg: KQLConfig, dtype: Any, capacity: int) -> np.dtype:
     """The state's dtype: float32 or float64, the latter only where jax has it."""
-    x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    wanted = np.dtype(dtype) if dtype is not None else np.dtype("float64" if x64 else "float32")
+    wanted = np.dtype(dtype) if dtype is not None else widest_float()
     if wanted not in (np.dtype("float32"), np.dtype("float64")):
         raise ValueError(f"dtype must be float32 or float64, got {wanted}.")
-    if wanted == np.dtype("float64") and not x64:
+    if wanted == np.dtype("float64") and widest_float() != wanted:
         raise ValueError(f"dtype float64 is switched off in jax. {X64_REMEDY}")
     if wanted == np.dtype("float32") and cfg.features is None:
         least = least_float32_lam(capacity)
@@ -217,6 +216,11 @@ def check_dtype(cfg: KQLConfig, dtype: Any, capacity: int) -> np.dtype:
                 f"diverge (docs/numerics.md). Use float64, or lam of at least {least:.2g}. {X64_REMEDY}"
             )
     return wanted
+
+
+def widest_float() -> np.dtype:
+    """float64 where jax has it enabled, else float32."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
 
 
 def least_float32_lam(horizon: int) -> float:
@@ -269,11 +273,6 @@ def _check_weight_state(cfg: KQLConfig, state: KQLState) -> None:
         raise ValueError(
             f"the state was made for a feature map with root {found}, the config's has {expected} (actions, features, "
             "weights). Make the state with kql_init and this config."
-        )
-    if cfg.is_lazy != (state.num_calls is not None):
-        raise ValueError(
-            f"refresh_every={cfg.refresh_every} and refresh_rows={cfg.refresh_rows} are not what the state was made for. "
-            "Make the state with kql_init and this config."
         )
 
 

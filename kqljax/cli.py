@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import kqljax
-from kqljax import experiment
+from kqljax import beside, experiment
 from kqljax.algorithms import ALGORITHMS
 from kqljax.report import plots, records, table
 from kqljax.tasks import TASKS
@@ -79,6 +79,7 @@ def _table1_options(parser: argparse.ArgumentParser) -> None:
         help="seeds with a learning curve, each trained a second time (default %(default)s)",
     )  # fmt: skip
     add("--beside", metavar="FILE", help="results of another program as further rows, see benchmarks/sb3_dqn.py")
+    add("--times", nargs="+", metavar="FILE", help="results to take the seconds of training from, see make times")
     add("--no-figures", action="store_true", help="leave the figures out")
     as_text = parser.add_mutually_exclusive_group()
     as_text.add_argument("--json", action="store_true", help="print the summary as JSON in place of the table")
@@ -108,11 +109,13 @@ def _table1(options: argparse.Namespace) -> int:
     try:
         if options.beside:
             # Before the run: a wrong file should not be found out at its end.
-            experiment.place_beside({"settings": settings.as_json(), "results": [], "compile_seconds": {}}, options.beside)
+            beside.place_beside({"settings": settings.as_json(), "results": [], "compile_seconds": {}}, options.beside)
+        beside.take_times({"summary": {}}, options.times or ())
         with _Bar() as bar:
             document = experiment.run_table1(settings, options.out, bar.update)
         if options.beside:
-            document = experiment.place_beside(document, options.beside)
+            document = beside.place_beside(document, options.beside)
+        document = beside.take_times(document, options.times or ())
     except (experiment.SettingsError, records.ResultsError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:

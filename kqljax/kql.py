@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kqljax import checks
 from kqljax.arrays import dot, in_dtype, pad, write
@@ -64,7 +65,7 @@ class KQLConfig:
       tie_break: "first" or "random", which of several maximal actions is taken (static).
       features: a map of `kqljax.features`, which selects the weight-space engine; None is the exact one.
 
-    For long runs, with features only (all static; docs/features.md says what each trades):
+    For long runs, with features only (all static, and to be kept for a whole run; docs/features.md says what each trades):
 
       refresh_every: table rows and targets are brought up to date at every k-th step only.
       refresh_rows: and only this many rows of it, drawn at random; None is all of them.
@@ -147,7 +148,6 @@ class KQLState(NamedTuple):
     """What the next step needs.
 
     Attributes:
-      num_calls: `[]` int32, calls of `kql_step`, where the table is lazy; None where it is not.
       posterior: the stored pairs (s_tau, a_tau) and the regression on them: `gram.GramPosterior`, or
         `weights.WeightPosterior` with features.
       table: Q-hat and squared width at the successors s'_tau for every action, `[T, A]` each.
@@ -156,7 +156,6 @@ class KQLState(NamedTuple):
       terminated: `[T]` bool.
     """
 
-    num_calls: Array | None
     posterior: Any
     table: Any
     q_tilde: Array
@@ -188,7 +187,7 @@ class KQLInfo(NamedTuple):
     """Diagnostics of one step.
 
     Attributes:
-      is_stored: `[]` bool, the transition was taken in; where False the state is unchanged.
+      is_stored: `[]` bool, the transition was taken in; where False the state is as before, but for a slot left empty.
       is_full: `[]` bool, no slot was free for it.
       is_valid: `[]` bool, finite observations, reward in [0, 1], action in range.
       is_finite: `[]` bool, every Q-tilde in the table and the residual are finite numbers.
@@ -221,7 +220,6 @@ def kql_init(cfg: KQLConfig, obs_dim: int, dtype: Any = None, capacity: int | No
     capacity = cfg.capacity if capacity is None else capacity
     posterior, table = cfg.engine.init(obs_dim, cfg.num_actions, capacity, dtype)
     return KQLState(
-        num_calls=jnp.zeros((), jnp.int32) if cfg.is_lazy else None,
         posterior=posterior,
         table=table,
         q_tilde=jnp.zeros((capacity, cfg.num_actions), dtype),
@@ -237,10 +235,13 @@ def kql_grow(state: KQLState, capacity: int, is_full: bool = False) -> KQLState:
     `is_full` is the caller's word that no slot is free, which makes the stages cheaper still; see `gram.grow`.
     """
     more = capacity - state.capacity
+    if is_known(state.posterior.next_slot) and np.any(np.asarray(state.posterior.next_slot) > state.capacity):
+        raise ValueError(
+            f"the state keeps its last {state.capacity} transitions and has begun to replace them: it cannot grow now."
+        )
     engine = ExactEngine if isinstance(state.posterior, gram.GramPosterior) else WeightEngine
     posterior, table = engine.grow(state.posterior, state.table, capacity, is_full)
     return KQLState(
-        num_calls=state.num_calls,
         posterior=posterior,
         table=table,
         q_tilde=pad(state.q_tilde, more, 0),
@@ -347,10 +348,10 @@ def _learn(
 
     # Lines 10-14, Q-tilde_t at the states reached before, is in the table; so are the targets of those steps.
     if cfg.is_lazy:
-        state, targets = _catch_up(cfg, state), None
+        state, targets = _catch_up(cfg, state, is_valid), None
     else:
         targets = targets_of(cfg, state)
-    glance = engine.glance(state.posterior, obs, transition.action, next_obs, query, targets)
+    glance = engine.glance(state.posterior, obs, transition.action, next_obs, query, targets, is_valid)
 
     # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 23 needs.
     next_q_tilde = optimistic(cfg, glance.next_mean, glance.next_width_sq)
@@ -358,7 +359,7 @@ def _learn(
     target = reward + cfg.gamma * next_value
 
     # Lines 15-17: W_{t+1}; with the targets, the weights of Q-hat_{t+1} (line 23).
-    posterior, table, learned = engine.learn(state.posterior, state.table, glance, target, is_valid)
+    posterior, table, learned = engine.learn(state.table, glance, target)
 
     # Lines 18-22: widths at all states reached; and Q-hat_{t+1} there, for lines 10-14 of the next step.
     if cfg.is_lazy:
@@ -368,7 +369,6 @@ def _learn(
         q_tilde = optimistic(cfg, table.mean, table.width_sq)
     has_row = learned.is_stored & (learned.slot < state.capacity)
     state = KQLState(
-        num_calls=None if state.num_calls is None else state.num_calls + 1,
         posterior=posterior,
         table=table,
         q_tilde=q_tilde,
@@ -430,24 +430,28 @@ def _bellman(cfg: KQLConfig, reward: Array, terminated: Array, q_tilde: Array) -
 # Lazy tables ---------------------------------------------------------------------------------------------------------
 
 
-def _catch_up(cfg: KQLConfig, state: KQLState) -> KQLState:
+def _catch_up(cfg: KQLConfig, state: KQLState, is_valid: Array) -> KQLState:
     """Lines 10-14 and 18-22 for some rows of the table, or for all of them at some steps."""
     rows = state.capacity if cfg.refresh_rows is None else min(cfg.refresh_rows, state.capacity)
+    next_slot = state.posterior.next_slot
+    has_room = jnp.asarray(True) if cfg.memory is not None else next_slot < state.capacity
+    is_wanted = is_valid & has_room
     if cfg.refresh_every == 1:
-        return _refresh_rows(cfg, state, rows)
-    # The count of calls is the same for all seeds of a vmap, so that the branch stays one.
-    is_due = state.num_calls % cfg.refresh_every == cfg.refresh_every - 1
-    return jax.lax.cond(is_due, lambda state: _refresh_rows(cfg, state, rows), lambda state: state, state)
+        return _refresh_rows(cfg, state, rows, is_wanted)
+    # The next slot is the same for all seeds of a vmap, so that the branch stays one.
+    is_due = next_slot % cfg.refresh_every == cfg.refresh_every - 1
+    return jax.lax.cond(is_due, lambda state: _refresh_rows(cfg, state, rows, is_wanted), lambda state: state, state)
 
 
-def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int) -> KQLState:
+def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int, is_wanted: Array) -> KQLState:
     """Q-hat, width, Q-tilde and target of `rows` neighbouring rows, drawn at random, from the posterior as it is."""
     posterior, table = state.posterior, state.table
     if rows < state.capacity:
-        assert state.num_calls is not None
-        last = jnp.maximum(jnp.minimum(state.num_calls, state.capacity) - rows, 0)
-        # A key of the library's own: which rows are looked at has nothing to do with the run's random numbers.
-        start = jax.random.randint(jax.random.fold_in(jax.random.key(0), state.num_calls), (), 0, last + 1)
+        stored = jnp.minimum(posterior.next_slot, state.capacity)
+        # A key of the library's own: which rows are looked at has nothing to do with the run's random numbers. The block may
+        # hang over either end, where it is pushed back, so that the first and last rows have their turn as often as others.
+        drawn = jax.random.randint(jax.random.fold_in(jax.random.key(0), posterior.next_slot), (), 1 - rows, stored)
+        start = jnp.clip(drawn, 0, jnp.maximum(stored - rows, 0))
         condensed = weights.as_it_is(posterior)
     else:
         start, condensed = jnp.zeros((), jnp.int32), weights.condense(posterior)
@@ -456,14 +460,14 @@ def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int) -> KQLState:
         return jax.lax.dynamic_slice_in_dim(array, start, rows)
 
     def put(array: Array, part: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(array, part, start, 0)
+        return jax.lax.dynamic_update_slice_in_dim(array, jnp.where(is_wanted, part, cut(array)), start, 0)
 
     mean, width_sq = weights.at_features(condensed, cut(table.psi))
     q_tilde = optimistic(cfg, mean, width_sq)
     action = cut(posterior.action)
     is_taken = jnp.sum(action, axis=-1) > 0
     targets = jnp.where(is_taken, _bellman(cfg, cut(state.reward), cut(state.terminated), q_tilde), 0.0)
-    change = (targets - cut(posterior.targets))[:, None] * action
+    change = jnp.where(is_wanted, targets - cut(posterior.targets), 0.0)[:, None] * action
     return state._replace(
         posterior=posterior._replace(
             targets=put(posterior.targets, targets), moment=posterior.moment + dot(cut(posterior.psi).T, change)

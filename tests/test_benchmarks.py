@@ -1,10 +1,12 @@
 """The benchmarks' quick modes, so that they cannot rot, and the reference they time against."""
 
+import beyond
 import kovi
 import numerics
 import numpy as np
 import oracle
 import pytest
+import scaling
 import step_time
 from numpy_kql import NumpyKQL
 
@@ -25,7 +27,7 @@ def test_step_time_checks_before_it_prints(monkeypatch, capsys):
 
 def test_numerics(capsys):
     numerics.main(["--smoke"])
-    assert capsys.readouterr().out.count("| MountainCar-v0 |") == 4
+    assert capsys.readouterr().out.count("| MountainCar-v0 |") == 5
 
 
 def test_kovi(capsys):
@@ -33,6 +35,24 @@ def test_kovi(capsys):
     printed = capsys.readouterr().out
     assert "| textbook |" in printed
     assert "| pooled |" in printed
+
+
+def test_beyond(capsys):
+    beyond.main(["--smoke"])
+    printed = capsys.readouterr().out
+    assert "| 4 | kql-rbf | 80 |" in printed
+    assert "| 4 | dqn | 120 |" in printed
+    assert "| kql-rbf | 1 |" in printed
+
+
+def test_scaling(capsys, tmp_path):
+    scaling.main(["--smoke"])
+    printed = capsys.readouterr().out
+    assert printed.count("| MountainCar-v0 | lazy32 |") == 2
+    scaling.draw([{"task": "a", "engine": "exact", "horizon": t, "microseconds_a_step": t} for t in (1, 2)], tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    slopes = scaling.exponents([{"engine": "exact", "horizon": t, "microseconds_a_step": 3 * t**2} for t in (1000, 4000)])
+    assert abs(slopes["exact"] - 2) < 1e-9
 
 
 def test_numpy_reference_is_algorithm_1():

@@ -77,16 +77,24 @@ class Engine(Protocol):
         ...
 
     def glance(
-        self, posterior: Any, obs: Array, action: Array, next_obs: Array, query: Array | None, targets: Array | None
+        self,
+        posterior: Any,
+        obs: Array,
+        action: Array,
+        next_obs: Array,
+        query: Array | None,
+        targets: Array | None,
+        is_wanted: Array,
     ) -> Glance:
         """One pass over the posterior for all that a step will ask of it.
 
-        `targets` `[T]` are those of the stored pairs; None leaves them as they were.
+        `targets` `[T]` are those of the stored pairs; None leaves them as they were. A pair that is not wanted, `[]` bool,
+        will not be learned from.
         """
         ...
 
-    def learn(self, posterior: Any, table: Any, glance: Glance, target: Array, is_wanted: Any) -> tuple[Any, Any, Learned]:
-        """Takes in the pair that was glanced at, with its target `[]`, and writes its successor's row."""
+    def learn(self, table: Any, glance: Glance, target: Array) -> tuple[Any, Any, Learned]:
+        """Posterior and table after taking in the pair that was glanced at, with its target `[]`; the table has a new row."""
         ...
 
     def refresh(self, posterior: Any, table: Any, learned: Learned) -> Any:

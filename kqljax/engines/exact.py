@@ -17,6 +17,8 @@ Array = jax.Array
 
 
 class _Seen(NamedTuple):
+    posterior: gram.GramPosterior
+    is_wanted: Array
     pair: Pair
     own: Array
     query: Array | None
@@ -63,6 +65,7 @@ class ExactEngine:
         next_obs: Array,
         query: Array | None,
         targets: Array | None,
+        is_wanted: Array,
     ) -> Glance:
         kernel, num_actions = self.kernel, posterior.pairs.action.shape[-1]
         targets = posterior.targets if targets is None else targets
@@ -88,18 +91,18 @@ class ExactEngine:
         next_own = gram.self_kernel(kernel, next_obs, num_actions)
         next_width_sq = jnp.maximum(next_own - jnp.diagonal(overlaps)[of_next], 0.0) / self.lam
         seen = _Seen(
-            pair, kernel.evaluate(pair, pair), query, columns, whitened, overlaps, targets, next_obs, next_terms, query_vectors
-        )
+            posterior, is_wanted, pair, kernel.evaluate(pair, pair), query, columns, whitened, overlaps, targets, next_obs,
+            next_terms, query_vectors,
+        )  # fmt: skip
         return Glance(next_mean, next_width_sq, seen)
 
-    def learn(
-        self, posterior: gram.GramPosterior, table: gram.Table, glance: Glance, target: Array, is_wanted: Any
-    ) -> tuple[gram.GramPosterior, gram.Table, Learned]:
+    def learn(self, table: gram.Table, glance: Glance, target: Array) -> tuple[gram.GramPosterior, gram.Table, Learned]:
         seen: _Seen = glance.inner
+        posterior = seen.posterior
         slot = posterior.next_slot
         new, update = gram.border(
             self.lam, posterior, seen.pair, seen.own, seen.whitened[:, 0], seen.overlaps[0, 0], seen.targets,
-            seen.whitened[:, 1], seen.overlaps[0, 1], target, is_wanted,
+            seen.whitened[:, 1], seen.overlaps[0, 1], target, seen.is_wanted,
         )  # fmt: skip
         table = gram.put_row(
             table, slot, seen.next_obs, seen.next_terms, glance.next_mean, glance.next_width_sq, update.is_stored

@@ -17,16 +17,18 @@ Array = jax.Array
 
 
 class _Seen(NamedTuple):
+    posterior: weights.WeightPosterior
+    slot: Array
+    is_full: Array
+    is_taken: Array
+    has_row: Array
     psi: Array
     next_psi: Array
     next_obs: Array
     chosen: Array
     white: Array
     white_moment: Array
-    moment: Array
     query_white: Array | None
-    targets: Array
-    basis: Any
     is_basis_full: Array
     feature_error: Array
 
@@ -71,56 +73,65 @@ class WeightEngine:
         next_obs: Array,
         query: Array | None,
         targets: Array | None,
+        is_wanted: Array,
     ) -> Glance:
-        features, dtype = self.features, posterior.dtype
+        features, capacity = self.features, posterior.capacity
         # Where an action is out of range the one-hot is zero and the transition is not wanted.
-        chosen = jax.nn.one_hot(action, posterior.action.shape[-1], dtype=dtype)
-        basis, is_basis_full = features.extend(posterior.basis, obs, True)
-        basis, is_full_at_next = features.extend(basis, next_obs, True)
+        chosen = jax.nn.one_hot(action, posterior.action.shape[-1], dtype=posterior.dtype)
+        slot, is_full = self._slot(posterior)
+        is_taken = is_wanted & ~is_full
+        has_row = is_taken & (slot < capacity)
+
+        basis, is_basis_full = features.extend(posterior.basis, obs, is_taken)
+        basis, is_full_at_next = features.extend(basis, next_obs, is_taken)
         states = [obs, next_obs] if query is None else [obs, next_obs, query]
         psi = jax.vmap(lambda state: features.psi(basis, state))(jnp.stack(states))
         gaps = jax.vmap(lambda state, row: features.gap(basis, state, row))(jnp.stack(states[:2]), psi[:2])
-        if targets is None:
-            moment, targets = posterior.moment, posterior.targets
-        else:
-            moment = weights.sum_targets(posterior, targets)
+
+        # The new row goes in before the others are read: reading first would make XLA copy the array at every step.
+        is_lazy = targets is None
+        targets = posterior.targets if targets is None else targets
+        rest = self._rest(posterior, slot, targets, has_row)
+        posterior = weights.put_pair(posterior._replace(basis=basis, rest=rest), slot, psi[0], chosen, has_row)
+        others = jnp.where((jnp.arange(capacity) == slot) & has_row, 0.0, targets)
+        moment = posterior.moment if is_lazy else weights.sum_targets(posterior, others)
 
         # Everything this step asks of S: the states with every action, and the targets.
         whitened = weights.whiten(posterior, psi)
         next_white = whitened[1]
         seen = _Seen(
+            posterior=posterior._replace(
+                targets=jnp.where(is_taken, others, posterior.targets), moment=jnp.where(is_taken, moment, posterior.moment)
+            ),
+            slot=slot,
+            is_full=is_full,
+            is_taken=is_taken,
+            has_row=has_row,
             psi=psi[0],
             next_psi=psi[1],
             next_obs=next_obs,
             chosen=chosen,
             white=dot(chosen, whitened[0]),
             white_moment=weights.whiten_moment(posterior, moment),
-            moment=moment,
             query_white=None if query is None else whitened[2],
-            targets=targets,
-            basis=basis,
             is_basis_full=is_basis_full | is_full_at_next,
             feature_error=jnp.max(gaps),
         )
         return Glance(dot(next_white, posterior.white), jnp.sum(next_white**2, axis=1), seen)
 
     def learn(
-        self, posterior: weights.WeightPosterior, table: weights.Table, glance: Glance, target: Array, is_wanted: Any
+        self, table: weights.Table, glance: Glance, target: Array
     ) -> tuple[weights.WeightPosterior, weights.Table, Learned]:
         seen: _Seen = glance.inner
-        capacity = posterior.capacity
-        slot, is_full = self._slot(posterior)
-        is_taken = is_wanted & ~is_full
-        posterior = posterior._replace(
-            basis=jax.tree.map(lambda new, old: jnp.where(is_taken, new, old), seen.basis, posterior.basis),
-            targets=jnp.where(is_taken, seen.targets, posterior.targets),
-            moment=jnp.where(is_taken, seen.moment, posterior.moment),
-        )
-        new, update = weights.absorb(posterior, seen.psi, seen.chosen, seen.white, seen.white_moment, target, is_taken)
-        has_row = is_taken & (slot < capacity)
-        if self.memory is not None:
-            new = new._replace(rest=self._rest(posterior, seen, slot, target, is_taken))
-        new = weights.store(new, slot, seen.psi, seen.chosen, target, has_row)
+        posterior, slot, has_row = seen.posterior, seen.slot, seen.has_row
+        new, update = weights.absorb(posterior, seen.psi, seen.chosen, seen.white, seen.white_moment, target, seen.is_taken)
+        new = new._replace(targets=write(new.targets, slot, target, has_row))
+        if self._is_ring(posterior.capacity):
+            # A pair that found no slot stays in the regression with the target it has now.
+            passes = jnp.where(seen.is_taken & ~has_row, target, 0.0)
+            new = new._replace(rest=new.rest + passes * seen.psi[:, None] * seen.chosen)
+        else:
+            new = new._replace(next_slot=jnp.minimum(new.next_slot, posterior.capacity))
         table = weights.Table(
             psi=write(table.psi, slot, seen.next_psi, has_row),
             obs=write(table.obs, slot, seen.next_obs, has_row),
@@ -132,9 +143,9 @@ class WeightEngine:
         known = jnp.dot(seen.white, seen.white_moment)
         expected = (known + update.width_sq * target) / (1.0 + update.width_sq)
         learned = Learned(
-            is_stored=is_taken,
-            is_full=is_full,
-            slot=jnp.where(has_row, slot, capacity),
+            is_stored=seen.is_taken,
+            is_full=seen.is_full,
+            slot=jnp.where(has_row, slot, posterior.capacity),
             width_sq=update.width_sq,
             residual=jnp.abs(fitted - expected),
             feature_error=seen.feature_error,
@@ -145,23 +156,26 @@ class WeightEngine:
 
     def _slot(self, posterior: weights.WeightPosterior) -> tuple[Array, Array]:
         """Where the next pair goes (the capacity: nowhere), and whether it has to be refused."""
-        taken, capacity = posterior.num_taken, posterior.capacity
-        if self.memory is None or capacity < self.memory:
-            return taken, taken >= capacity
+        calls, capacity = posterior.next_slot, posterior.capacity
+        if not self._is_ring(capacity):
+            return calls, calls >= capacity
         if self.eviction == "oldest":
-            return taken % capacity, jnp.zeros((), bool)
+            return calls % capacity, jnp.zeros((), bool)
         # Reservoir sampling: after N pairs each of them is stored with probability capacity / N.
-        drawn = jax.random.randint(jax.random.fold_in(jax.random.key(0), taken), (), 0, taken + 1)
-        return jnp.where(taken < capacity, taken, jnp.minimum(drawn, capacity)), jnp.zeros((), bool)
+        drawn = jax.random.randint(jax.random.fold_in(jax.random.key(0), calls), (), 0, calls + 1)
+        return jnp.where(calls < capacity, calls, jnp.minimum(drawn, capacity)), jnp.zeros((), bool)
 
-    def _rest(self, posterior: weights.WeightPosterior, seen: _Seen, slot: Array, target: Array, is_taken: Array) -> Array:
-        """The sum of pairs that are no longer stored: the one that leaves, or the new one where it found no slot."""
-        capacity = posterior.capacity
-        at = jnp.minimum(slot, capacity - 1)
-        leaving = posterior.targets[at] * posterior.psi[at][:, None] * posterior.action[at]
-        passing = target * seen.psi[:, None] * seen.chosen
-        gone = jnp.where(slot < capacity, leaving, passing)
-        return posterior.rest + jnp.where(is_taken, gone, 0.0)
+    def _is_ring(self, capacity: int) -> bool:
+        """Whether a new pair takes the place of another: once the memory has grown to its full size."""
+        return self.memory is not None and capacity >= self.memory
+
+    def _rest(self, posterior: weights.WeightPosterior, slot: Array, targets: Array, has_row: Array) -> Array:
+        """The sum of pairs that are no longer stored, with the one that has to leave the slot."""
+        if not self._is_ring(posterior.capacity):
+            return posterior.rest
+        at = jnp.minimum(slot, posterior.capacity - 1)
+        leaving = targets[at] * posterior.psi[at][:, None] * posterior.action[at]
+        return posterior.rest + jnp.where(has_row, leaving, 0.0)
 
     def refresh(self, posterior: weights.WeightPosterior, table: weights.Table, learned: Learned) -> weights.Table:
         update: weights.Update = learned.inner

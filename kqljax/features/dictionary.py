@@ -13,9 +13,20 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from kqljax.arrays import dot, write
+from kqljax.checks import whole_number
 from kqljax.errors import describe, is_known
-from kqljax.features.base import MAX_FEATURES, FeatureMap, check_tolerance, register_map
-from kqljax.features.product import action_gram, grouped_root, groups_of, on_host, state_gram, state_kernel, traced_root
+from kqljax.features.base import MAX_FEATURES, check_tolerance, register_map
+from kqljax.features.product import (
+    ProductMap,
+    action_gram,
+    grouped_root,
+    groups_of,
+    on_host,
+    shares_of,
+    state_gram,
+    state_kernel,
+    traced_root,
+)
 from kqljax.kernels import Kernel
 from kqljax.pytrees import register
 
@@ -24,7 +35,7 @@ Array = jax.Array
 
 @register_map
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DictionaryMap(FeatureMap):
+class DictionaryMap(ProductMap):
     """psi(s) = P k_D(s), the Newton basis of chosen states: P is the inverse Cholesky factor of their Gram matrix.
 
     Attributes:
@@ -40,9 +51,6 @@ class DictionaryMap(FeatureMap):
             jnp.asarray(self.points, obs.dtype)
         )
         return dot(jnp.asarray(self.whitener, obs.dtype), vector)
-
-    def gap(self, basis: Any, obs: Array, psi: Array) -> Array:
-        return state_kernel(self.kernel, obs, obs, self.num_actions) - jnp.sum(psi**2)
 
 
 def dictionary(
@@ -69,13 +77,13 @@ def dictionary(
             f"{min(wanted):.2g} is wanted. About max_features={_would_do(residuals, min(wanted))} would do; "
             "or give a larger tolerance."
         )
-    sizes = [int(np.argmax(residuals <= limit)) for limit in wanted]
-    size = max(1, *sizes)
-    sizes = [max(1, each) for each in sizes]
+    sizes = [max(1, int(np.argmax(residuals <= limit))) for limit in wanted]
+    size = max(sizes)
     whitener = solve_triangular(factor[:size, :size], np.eye(size), lower=True)
     error = float(sum(group.share * residuals[n] for group, n in zip(groups, sizes, strict=True)))
+    root = grouped_root(groups, sizes)
     return DictionaryMap(
-        kernel=kernel, root=grouped_root(groups, sizes), error=error, obs_dim=obs_dim, error_kind="measured",
+        kernel=kernel, root=root, shares=shares_of(root), error=error, obs_dim=obs_dim, error_kind="measured",
         points=states[chosen[:size]], whitener=whitener,
     )  # fmt: skip
 
@@ -89,7 +97,7 @@ def _pivoted_cholesky(
     columns = np.zeros((len(states), min(most, len(states))))
     chosen: list[int] = []
     residuals = [float(left.max())]
-    while residuals[-1] > wanted and len(chosen) < columns.shape[1]:
+    while (residuals[-1] > wanted or not chosen) and len(chosen) < columns.shape[1]:
         best, n = int(left.argmax()), len(chosen)
         against = state_gram(kernel, states, states[best : best + 1], num_actions)[:, 0]
         columns[:, n] = (against - columns[:, :n] @ columns[best, :n]) / math.sqrt(left[best])
@@ -124,10 +132,11 @@ class Points(NamedTuple):
 
 @functools.partial(register, static=("obs_dim", "error_kind", "capacity"))
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OnlineDictionaryMap(FeatureMap):
+class OnlineDictionaryMap(ProductMap):
     """A dictionary that takes in states as they come, wherever the ones it has leave more than `tolerance`.
 
-    Stored transitions keep the features they had: a state that came before is within the tolerance without the new point.
+    Stored transitions keep the features they had. Between such a state and a point taken in later the kernel is off by up to
+    the square root of the product of what both leave, sqrt(tolerance) at most; between two stored states by the tolerance.
 
     Attributes:
       tolerance: residual above which a state is taken in.
@@ -151,21 +160,22 @@ class OnlineDictionaryMap(FeatureMap):
     def psi(self, basis: Points, obs: Array) -> Array:
         return dot(basis.whitener, self._vector(basis, obs))
 
-    def gap(self, basis: Points, obs: Array, psi: Array) -> Array:
-        return state_kernel(self.kernel, obs, obs, self.num_actions) - jnp.sum(psi**2)
-
     def extend(self, basis: Points, obs: Array, is_wanted: Any) -> tuple[Points, Array]:
         psi = self.psi(basis, obs)
-        gap = self.gap(basis, obs, psi)
-        is_new = (gap > self.tolerance) & is_wanted
+        is_new = (self.gap(basis, obs, psi) > self.tolerance) & is_wanted
+        left = _state_own(self, obs) - jnp.sum(psi**2)
         is_taken = is_new & (basis.count < self.capacity)
         unit = (jnp.arange(self.capacity) == basis.count).astype(psi.dtype)
-        row = (unit - dot(psi, basis.whitener)) / jnp.sqrt(jnp.maximum(gap, self.tolerance))
+        row = (unit - dot(psi, basis.whitener)) / jnp.sqrt(jnp.where(is_new, left, 1.0))
         return Points(
             basis.count + is_taken.astype(jnp.int32),
             write(basis.points, basis.count, obs, is_taken),
             write(basis.whitener, basis.count, row, is_taken),
         ), is_new & ~is_taken
+
+
+def _state_own(features: ProductMap, obs: Array) -> Array:
+    return state_kernel(features.kernel, obs, obs, features.num_actions)
 
 
 def online_dictionary(
@@ -176,8 +186,7 @@ def online_dictionary(
     When it is full, `KQLInfo.is_basis_full` says so at every state it should have taken in, and `KQLInfo.feature_error`
     is what is missing there.
     """
-    if capacity < 1:
-        raise ValueError(f"capacity must be at least 1, got {capacity}: it is the number of states the dictionary can hold.")
+    whole_number("capacity", capacity, 1, "It is the number of states the dictionary can hold.")
     check_tolerance(tolerance)
     of_actions = action_gram(kernel, obs_dim, num_actions, "features.online_dictionary")
     if is_known(kernel):
@@ -186,6 +195,6 @@ def online_dictionary(
     else:
         root = traced_root(of_actions, capacity)
     return OnlineDictionaryMap(
-        kernel=kernel, root=root, error=tolerance, obs_dim=obs_dim, error_kind="measured", tolerance=tolerance,
-        capacity=capacity,
+        kernel=kernel, root=root, shares=shares_of(root), error=math.sqrt(tolerance), obs_dim=obs_dim, error_kind="bound",
+        tolerance=tolerance, capacity=capacity,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kqljax.arrays import dot
+from kqljax.checks import whole_number
 from kqljax.errors import is_known
 from kqljax.features.base import MAX_FEATURES, FeatureMap, check_kernel, check_tolerance, register_map
 from kqljax.features.product import (
@@ -64,8 +65,13 @@ def random_fourier(
       seed: of the frequencies.
     """
     check_kernel(kernel, (RBF, *_SMOOTHNESS), "random_fourier")
-    if tolerance is None or num_frequencies is not None:
-        return _fourier(kernel, obs_dim, num_actions, num_frequencies or 256, orthogonal, seed)
+    if num_frequencies is not None:
+        whole_number("num_frequencies", num_frequencies, 1, "There are two features for each.")
+        return _fourier(kernel, obs_dim, num_actions, num_frequencies, orthogonal, seed)
+    if tolerance is None:
+        return _fourier(kernel, obs_dim, num_actions, 256, orthogonal, seed)
+    if not is_known(kernel):
+        raise ValueError("features.random_fourier cannot measure the error of a kernel that is traced: give num_frequencies=.")
     check_tolerance(tolerance)
     count = 16
     while True:

@@ -5,9 +5,9 @@ Maps are made once, outside jit, in float64: their certificates need more digits
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 
 from kqljax.arrays import dot, in_dtype
 from kqljax.errors import is_known
+from kqljax.features.base import FeatureMap
 from kqljax.kernels import Kernel, Pair, gram
 
 Array = jax.Array
@@ -54,6 +55,28 @@ def action_gram(kernel: Kernel, obs_dim: int, num_actions: int, name: str) -> An
     return on_host(lambda kernel: kernel.mixing(obs_dim, num_actions, jnp.float64).scale[0], kernel)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProductMap(FeatureMap):
+    """A map of a kernel that is a state part times an action part.
+
+    Attributes:
+      shares: `[A, m]` what each feature, squared, adds to k(x, x); the rows of its root are orthogonal.
+    """
+
+    shares: Any
+
+    def gap(self, basis: Any, obs: Array, psi: Array) -> Array:
+        """`[]` largest k(x, x) minus what the features say, over the actions; bounds the error between two such states."""
+        every_action = jnp.eye(self.num_actions, dtype=obs.dtype)
+        own = jax.vmap(lambda action: self.kernel.evaluate(Pair(obs, action), Pair(obs, action)))(every_action)
+        return jnp.max(own - dot(jnp.asarray(self.shares, psi.dtype), psi**2))
+
+
+def shares_of(root: Any) -> Any:
+    """`shares` of a root."""
+    return (root**2).sum(axis=-1)
+
+
 class Group(NamedTuple):
     """An eigenspace of the action Gram matrix: its share of k(x, x), and square roots `[A, r]`."""
 
@@ -69,7 +92,8 @@ def groups_of(action_gram: np.ndarray) -> list[Group]:
     for value, members in itertools.groupby(range(len(values))[::-1], lambda i: round(values[i] / top, 9)):
         if value <= 1e-12:
             continue
-        factor = vectors[:, list(members)] * math.sqrt(value * top)
+        equal = list(members)
+        factor = vectors[:, equal] * np.sqrt(values[equal])
         groups.append(Group(float((factor**2).sum(axis=1).max()), factor))
     return groups
 
@@ -91,11 +115,11 @@ def traced_root(action_gram: Array, size: int) -> Array:
     return block.reshape(factor.shape[0], size, -1)
 
 
-def kernel_error(features: Any, states: np.ndarray) -> float:
+def kernel_error(features: FeatureMap, states: np.ndarray) -> float:
     """Largest difference from the kernel over all pairs of the states `[N, l]` and actions, measured in float64."""
     num_actions = features.num_actions
 
-    def difference(features: Any, states: Array) -> Array:
+    def difference(features: FeatureMap, states: Array) -> Array:
         psi = jax.vmap(lambda obs: features.psi(features.init(obs.dtype), obs))(states)
         rooted = jnp.einsum("nm,amd->nad", psi, features.root).reshape(-1, features.num_weights)
         every = Pair(jnp.repeat(states, num_actions, axis=0), jnp.tile(jnp.eye(num_actions), (len(states), 1)))

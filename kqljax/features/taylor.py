@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kqljax.checks import whole_number
 from kqljax.errors import is_known
-from kqljax.features.base import MAX_FEATURES, FeatureMap, check_kernel, check_tolerance
-from kqljax.features.product import action_gram, grouped_root, groups_of, traced_root
+from kqljax.features.base import MAX_FEATURES, check_kernel, check_tolerance
+from kqljax.features.product import ProductMap, action_gram, grouped_root, groups_of, shares_of, traced_root
 from kqljax.kernels import RBF, Kernel
 from kqljax.pytrees import register
 
@@ -23,7 +24,7 @@ Array = jax.Array
 
 @functools.partial(register, static=("obs_dim", "error_kind", "order"))
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaylorMap(FeatureMap):
+class TaylorMap(ProductMap):
     """psi_nu(s) = prod_j sqrt((2 eta)^n_j / n_j!) s_j^n_j exp(-eta s_j^2) for |nu| < order.
 
     Attributes:
@@ -42,9 +43,6 @@ class TaylorMap(FeatureMap):
         chosen = powers[jnp.arange(obs.shape[0]), jnp.asarray(self.powers)]
         return jnp.prod(chosen, axis=1) * jnp.exp(-eta * jnp.sum(obs**2))
 
-    def gap(self, basis: Any, obs: Array, psi: Array) -> Array:
-        return 1.0 - jnp.sum(psi**2)
-
 
 def taylor_error(eta: float, obs_dim: int, order: int) -> float:
     """Largest error of the basis cut off at |nu| < order on [-1, 1]^l: (2 eta l)^N / N!, the lemma's bound on the tail."""
@@ -59,6 +57,8 @@ def taylor(
     Give `order` in place of a tolerance where the kernel's eta is traced. m = C(order - 1 + l, l).
     """
     check_kernel(kernel, (RBF,), "taylor")
+    if order is not None:
+        whole_number("order", order, 1, "It is the degree that monomials stay below.")
     of_actions = action_gram(kernel, obs_dim, num_actions, "features.taylor")
     if not is_known(kernel):
         if order is None:
@@ -66,8 +66,9 @@ def taylor(
         powers = _exponents(obs_dim, order)
         root = traced_root(of_actions, len(powers))
         return TaylorMap(
-            kernel=kernel, root=root, error=math.nan, obs_dim=obs_dim, error_kind="bound", powers=powers, order=order
-        )
+            kernel=kernel, root=root, shares=shares_of(root), error=math.nan, obs_dim=obs_dim, error_kind="bound",
+            powers=powers, order=order,
+        )  # fmt: skip
     eta = float(kernel.eta)  # type: ignore[attr-defined]
     groups = groups_of(np.asarray(of_actions))
     if order is not None:
@@ -85,8 +86,9 @@ def taylor(
             f"would do, the limit is {MAX_FEATURES}. Give order={max(orders)}, a larger tolerance, or use features.dictionary."
         )
     powers = _exponents(obs_dim, max(orders))
+    root = grouped_root(groups, sizes)
     return TaylorMap(
-        kernel=kernel, root=grouped_root(groups, sizes), error=error, obs_dim=obs_dim, error_kind="bound", powers=powers,
+        kernel=kernel, root=root, shares=shares_of(root), error=error, obs_dim=obs_dim, error_kind="bound", powers=powers,
         order=max(orders),
     )  # fmt: skip
 

@@ -37,7 +37,8 @@ class GramPosterior(NamedTuple):
     """Kernel ridge regression on the pairs seen so far.
 
     Attributes:
-      next_slot: `[]` int32, where the next pair goes; t, unless `grow` gave up empty slots.
+      next_slot: `[]` int32, where the next pair goes. It moves on at every call, also where a pair was not wanted: the slot
+        stays empty then, and all runs of a vmap write to the same one, in place.
       pairs: stored pairs, obs `[T, l]` and one-hot action `[T, A]`; zero in empty slots, which masks them.
       whitener: P, lower triangular, as blocks of rows `[rows_b, columns_b]` with rows adding up to T. A block has as many
         columns as the capacity was when it was the last one, so most of the zeros above the diagonal are not stored.
@@ -290,7 +291,7 @@ def border(
     *closed, last = post.whitener
     row = direction / jnp.sqrt(kappa)
     return GramPosterior(
-        next_slot=slot + is_stored.astype(jnp.int32),
+        next_slot=jnp.minimum(slot + 1, post.capacity),
         pairs=Pair(*(jnp.where(is_written[:, None], new, old) for new, old in zip(pair, post.pairs, strict=True))),
         whitener=(*closed, write(last, slot - post.num_closed, row, is_stored)),
         targets=jnp.where(is_stored, jnp.where(in_slot, target, targets), post.targets),

@@ -32,7 +32,8 @@ class WeightPosterior(NamedTuple):
     """Ridge regression on features of the pairs seen so far.
 
     Attributes:
-      num_taken: `[]` int32, pairs taken in so far.
+      next_slot: `[]` int32, where the next pair goes: the number of calls so far, also of pairs that were not wanted, so
+        that all runs of a vmap write to the same slot, in place. Without a memory it stops at T.
       basis: the part of the feature map that changes while learning.
       psi: `[T, m]` features of the stored pairs' states; zero in empty slots.
       action: `[T, A]` one-hot; zero in empty slots, which masks them.
@@ -44,7 +45,7 @@ class WeightPosterior(NamedTuple):
       weights: `[m, A]` S w, so that the mean is psi . weights[:, a].
     """
 
-    num_taken: Array
+    next_slot: Array
     basis: Any
     psi: Array
     action: Array
@@ -68,7 +69,7 @@ class WeightPosterior(NamedTuple):
     @property
     def num_stored(self) -> Array:
         """`[]` int32, pairs in slots."""
-        return jnp.minimum(self.num_taken, self.capacity)
+        return jnp.sum(self.is_taken, axis=-1, dtype=jnp.int32)
 
     @property
     def dtype(self) -> Any:
@@ -116,7 +117,7 @@ def init(features: FeatureMap, lam: Any, capacity: int, dtype: Any = None) -> We
     features, lam = in_dtype((features, lam), dtype)
     num_actions, num_features, num_weights = features.root.shape
     return WeightPosterior(
-        num_taken=jnp.zeros((), jnp.int32),
+        next_slot=jnp.zeros((), jnp.int32),
         basis=features.init(dtype),
         psi=jnp.zeros((capacity, num_features), dtype),
         action=jnp.zeros((capacity, num_actions), dtype),
@@ -223,10 +224,11 @@ def append(
     psi = features.psi(basis, obs)
     chosen = jax.nn.one_hot(action, post.action.shape[-1], dtype=post.dtype)
     white = dot(chosen, whiten(post, psi))
-    slot = post.num_taken
+    slot = post.next_slot
     new, update = absorb(post, psi, chosen, white, post.white, target, True)
     rest = post.rest + jnp.where(slot < post.capacity, 0.0, target) * psi[:, None] * chosen
-    return store(new._replace(rest=rest), slot, psi, chosen, target, slot < post.capacity), update
+    new = put_pair(new._replace(rest=rest), slot, psi, chosen, slot < post.capacity)
+    return new._replace(targets=write(new.targets, slot, target, slot < post.capacity)), update
 
 
 def absorb(
@@ -252,7 +254,7 @@ def absorb(
     weights = before - shrink * jnp.dot(white, moved) * direction
     step = jnp.where(is_wanted, shrink, 0.0)
     return post._replace(
-        num_taken=post.num_taken + jnp.asarray(is_wanted, jnp.int32),
+        next_slot=post.next_slot + 1,
         root=post.root - step * direction[..., None] * white,
         moment=jnp.where(is_wanted, post.moment + target * psi[:, None] * chosen, post.moment),
         white=jnp.where(is_wanted, moved, post.white),
@@ -260,13 +262,9 @@ def absorb(
     ), Update(direction, white, n, shrink, jnp.asarray(is_wanted))
 
 
-def store(post: WeightPosterior, slot: Array, psi: Array, chosen: Array, target: Array, is_wanted: Any) -> WeightPosterior:
-    """Puts a pair into a slot."""
-    return post._replace(
-        psi=write(post.psi, slot, psi, is_wanted),
-        action=write(post.action, slot, chosen, is_wanted),
-        targets=write(post.targets, slot, target, is_wanted),
-    )
+def put_pair(post: WeightPosterior, slot: Array, psi: Array, chosen: Array, is_wanted: Any) -> WeightPosterior:
+    """Puts a pair into a slot, without its target."""
+    return post._replace(psi=write(post.psi, slot, psi, is_wanted), action=write(post.action, slot, chosen, is_wanted))
 
 
 def refresh(post: WeightPosterior, table: Table, update: Update) -> Table:
