@@ -87,7 +87,7 @@ def draw(rows: list[dict], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    figure, axes = plt.subplots(1, len(tasks), figsize=(3.4 * len(tasks) + 0.6, 3.6), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(tasks), figsize=(3.4 * len(tasks) + 0.6, 3.6), sharex=True, sharey=True, squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
         for kind in dict.fromkeys(row["engine"] for row in rows):
             points = [(r["horizon"], r["microseconds_a_step"]) for r in rows if r["task"] == task and r["engine"] == kind]

@@ -347,10 +347,7 @@ def _learn(
     )
 
     # Lines 10-14, Q-tilde_t at the states reached before, is in the table; so are the targets of those steps.
-    if cfg.is_lazy:
-        state, targets = _catch_up(cfg, state, is_valid), None
-    else:
-        targets = targets_of(cfg, state)
+    targets = None if cfg.is_lazy else targets_of(cfg, state)
     glance = engine.glance(state.posterior, obs, transition.action, next_obs, query, targets, is_valid)
 
     # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 23 needs.
@@ -375,6 +372,9 @@ def _learn(
         reward=write(state.reward, learned.slot, reward, has_row),
         terminated=write(state.terminated, learned.slot, jnp.asarray(transition.terminated, bool), has_row),
     )
+    if cfg.is_lazy:
+        # After the new row was written: reading others before would make XLA copy the arrays at every step.
+        state = _catch_up(cfg, state, learned.is_stored)
     for _ in range(cfg.backups - 1):
         state = _backup(cfg, state, learned.is_stored)
 
@@ -430,16 +430,14 @@ def _bellman(cfg: KQLConfig, reward: Array, terminated: Array, q_tilde: Array) -
 # Lazy tables ---------------------------------------------------------------------------------------------------------
 
 
-def _catch_up(cfg: KQLConfig, state: KQLState, is_valid: Array) -> KQLState:
+def _catch_up(cfg: KQLConfig, state: KQLState, is_wanted: Array) -> KQLState:
     """Lines 10-14 and 18-22 for some rows of the table, or for all of them at some steps."""
     rows = state.capacity if cfg.refresh_rows is None else min(cfg.refresh_rows, state.capacity)
     next_slot = state.posterior.next_slot
-    has_room = jnp.asarray(True) if cfg.memory is not None else next_slot < state.capacity
-    is_wanted = is_valid & has_room
     if cfg.refresh_every == 1:
         return _refresh_rows(cfg, state, rows, is_wanted)
     # The next slot is the same for all seeds of a vmap, so that the branch stays one.
-    is_due = next_slot % cfg.refresh_every == cfg.refresh_every - 1
+    is_due = next_slot % cfg.refresh_every == 0
     return jax.lax.cond(is_due, lambda state: _refresh_rows(cfg, state, rows, is_wanted), lambda state: state, state)
 
 
@@ -459,10 +457,14 @@ def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int, is_wanted: Array) 
     def cut(array: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(array, start, rows)
 
+    def cut_features(array: Array) -> Array:
+        # A gather: XLA would merge a slice with the write before it, and copy the large array for that.
+        return jnp.take(array, start + jnp.arange(rows), axis=0, mode="clip")
+
     def put(array: Array, part: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(array, jnp.where(is_wanted, part, cut(array)), start, 0)
 
-    mean, width_sq = weights.at_features(condensed, cut(table.psi))
+    mean, width_sq = weights.at_features(condensed, cut_features(table.psi))
     q_tilde = optimistic(cfg, mean, width_sq)
     action = cut(posterior.action)
     is_taken = jnp.sum(action, axis=-1) > 0
@@ -470,7 +472,7 @@ def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int, is_wanted: Array) 
     change = jnp.where(is_wanted, targets - cut(posterior.targets), 0.0)[:, None] * action
     return state._replace(
         posterior=posterior._replace(
-            targets=put(posterior.targets, targets), moment=posterior.moment + dot(cut(posterior.psi).T, change)
+            targets=put(posterior.targets, targets), moment=posterior.moment + dot(cut_features(posterior.psi).T, change)
         ),
         table=table._replace(mean=put(table.mean, mean), width_sq=put(table.width_sq, width_sq)),
         q_tilde=put(state.q_tilde, q_tilde),

@@ -33,13 +33,14 @@ def test_public_names_are_there_and_sorted():
 
 def test_readme_code_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     assert names["returns"].shape == (20,)
     assert bool(names["info"].is_stored)
     assert names["widths"].shape == (3,)
+    assert names["run"].state.q_tilde.dtype == "float32"
 
 
 def test_readme_table_is_the_committed_result():

@@ -278,6 +278,28 @@ def test_results_of_another_program_stand_beside(out, tmp_path, capsys):
     assert json.loads((out / "table1.json").read_text())["results"] == json.loads(before)["results"]
 
 
+def test_times_of_another_run(out, tmp_path, capsys):
+    path = tmp_path / "times.json"
+    records_ = [{"task": "CartPole-v0", "algorithm": "kql-rbf", "seconds": seconds} for seconds in (40.0, 44.5)]
+    path.write_text(json.dumps({"results": records_}))
+    assert cli.main([*COMMAND, "--out", str(out), "--json", "--no-figures", "--times", str(path)]) == 0
+    summary, before = json.loads(capsys.readouterr().out), _read(out)["summary"]
+    assert summary["CartPole-v0"]["kql-rbf"]["seconds_a_seed"] == 42.25
+    assert summary["CartPole-v0"]["random"] == before["CartPole-v0"]["random"]
+    path.write_text(json.dumps({"results": [{"task": "CartPole-v0"}]}))
+    assert cli.main([*COMMAND, "--out", str(out), "--times", str(path)]) == 2
+    assert "record 0 has no algorithm, seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["kql-features", "kql-features32"])
+def test_rows_with_features(name, tmp_path):
+    small = ["--seeds", "1", "--steps", "40", "--episodes", "2", "--curve-points", "0", "--no-figures"]
+    command = ["table1", *small, "--tasks", "MountainCar-v0", "--algorithms", name, "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    (record,) = _read(tmp_path)["results"]
+    assert record["is_sound"]
+
+
 @pytest.mark.parametrize(
     "changes, words",
     [

@@ -91,7 +91,8 @@ class WeightEngine:
         # The new row goes in before the others are read: reading first would make XLA copy the array at every step.
         is_lazy = targets is None
         targets = posterior.targets if targets is None else targets
-        rest = self._rest(posterior, slot, targets, has_row)
+        # With lazy targets the moment is carried on and holds all pairs already.
+        rest = posterior.rest if is_lazy else self._rest(posterior, slot, targets, has_row)
         posterior = weights.put_pair(posterior._replace(basis=basis, rest=rest), slot, psi[0], chosen, has_row)
         others = jnp.where((jnp.arange(capacity) == slot) & has_row, 0.0, targets)
         moment = posterior.moment if is_lazy else weights.sum_targets(posterior, others)
