@@ -144,7 +144,7 @@ def test_online_dictionary_is_within_its_tolerance_after_it_has_seen_the_states(
     made = features.online_dictionary(kernel, 2, 3, 60, 1e-4)
     states = box(5, 300, 2)
     basis, (psi, is_full, gap) = extended(made, jnp.asarray(states))
-    assert 5 < int(basis.count) < 60
+    assert 5 < int(basis.num_points) < 60
     assert not bool(is_full.any())
 
     def kernel_of(x, y, n):
@@ -161,7 +161,7 @@ def test_online_dictionary_is_within_its_tolerance_after_it_has_seen_the_states(
 def test_online_dictionary_has_an_orthonormal_basis_and_empty_rows_after_it():
     made = features.online_dictionary(kqljax.RBF(eta=0.3), 2, 3, 40, 1e-4)
     basis, _ = extended(made, jnp.asarray(box(7, 200, 2)))
-    count = int(basis.count)
+    count = int(basis.num_points)
     points, whitener = np.asarray(basis.points[:count]), np.asarray(basis.whitener)
     gram = oracle.rbf(0.3)(points, points, 2)
     np.testing.assert_allclose(whitener[:count, :count] @ gram @ whitener[:count, :count].T, np.eye(count), atol=1e-8)

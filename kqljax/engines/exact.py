@@ -129,6 +129,7 @@ class ExactEngine:
         seen: _Seen = glance.inner
         update: gram.Update = learned.inner
         assert seen.query is not None
+        assert seen.query_vectors is not None
         query, num_actions = seen.query, glance.next_mean.shape[0]
         every_action = jnp.eye(num_actions, dtype=query.dtype)
         of_newest = jax.vmap(lambda action: self.kernel.evaluate(Pair(query, action), seen.pair))(every_action)

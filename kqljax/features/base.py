@@ -78,7 +78,7 @@ class FeatureMap:
         if num_actions != self.num_actions:
             raise ValueError(f"the feature map was made for {self.num_actions} actions, not {num_actions}. Make it anew.")
         known = is_known(kernel, self.kernel)
-        same = jax.tree.structure(kernel) == jax.tree.structure(self.kernel)
+        same: bool = jax.tree.structure(kernel) == jax.tree.structure(self.kernel)  # type: ignore[operator]
         if same and known:
             pairs = zip(jax.tree.leaves(kernel), jax.tree.leaves(self.kernel), strict=True)
             same = all(np.allclose(one, other, rtol=1e-6, atol=0) for one, other in pairs)

@@ -120,12 +120,12 @@ class Points(NamedTuple):
     """States that an online dictionary has taken in so far.
 
     Attributes:
-      count: `[]` int32, how many.
+      num_points: `[]` int32, how many.
       points: `[m, l]`.
       whitener: `[m, m]` rows of empty places are zero.
     """
 
-    count: Array
+    num_points: Array
     points: Array
     whitener: Array
 
@@ -155,7 +155,7 @@ class OnlineDictionaryMap(ProductMap):
 
     def _vector(self, basis: Points, obs: Array) -> Array:
         vector = jax.vmap(lambda point: state_kernel(self.kernel, obs, point, self.num_actions))(basis.points)
-        return jnp.where(jnp.arange(self.capacity) < basis.count, vector, 0.0)
+        return jnp.where(jnp.arange(self.capacity) < basis.num_points, vector, 0.0)
 
     def psi(self, basis: Points, obs: Array) -> Array:
         return dot(basis.whitener, self._vector(basis, obs))
@@ -164,13 +164,13 @@ class OnlineDictionaryMap(ProductMap):
         psi = self.psi(basis, obs)
         is_new = (self.gap(basis, obs, psi) > self.tolerance) & is_wanted
         left = _state_own(self, obs) - jnp.sum(psi**2)
-        is_taken = is_new & (basis.count < self.capacity)
-        unit = (jnp.arange(self.capacity) == basis.count).astype(psi.dtype)
+        is_taken = is_new & (basis.num_points < self.capacity)
+        unit = (jnp.arange(self.capacity) == basis.num_points).astype(psi.dtype)
         row = (unit - dot(psi, basis.whitener)) / jnp.sqrt(jnp.where(is_new, left, 1.0))
         return Points(
-            basis.count + is_taken.astype(jnp.int32),
-            write(basis.points, basis.count, obs, is_taken),
-            write(basis.whitener, basis.count, row, is_taken),
+            basis.num_points + is_taken.astype(jnp.int32),
+            write(basis.points, basis.num_points, obs, is_taken),
+            write(basis.whitener, basis.num_points, row, is_taken),
         ), is_new & ~is_taken
 
 
@@ -191,7 +191,7 @@ def online_dictionary(
     of_actions = action_gram(kernel, obs_dim, num_actions, "features.online_dictionary")
     if is_known(kernel):
         groups = groups_of(np.asarray(of_actions))
-        root = grouped_root(groups, [capacity] * len(groups))
+        root: Any = grouped_root(groups, [capacity] * len(groups))
     else:
         root = traced_root(of_actions, capacity)
     return OnlineDictionaryMap(

@@ -40,7 +40,7 @@ class FourierMap(FeatureMap):
         return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)]) / jnp.sqrt(half)
 
 
-_SMOOTHNESS = {Matern32: 1.5, Matern52: 2.5}
+_SMOOTHNESS: dict[type[Kernel], float] = {Matern32: 1.5, Matern52: 2.5}
 
 
 def _stretch(kernel: Any) -> Any:

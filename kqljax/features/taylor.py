@@ -64,7 +64,7 @@ def taylor(
         if order is None:
             raise ValueError("features.taylor cannot derive its order from an eta that is being traced: give order=.")
         powers = _exponents(obs_dim, order)
-        root = traced_root(of_actions, len(powers))
+        root: Any = traced_root(of_actions, len(powers))
         return TaylorMap(
             kernel=kernel, root=root, shares=shares_of(root), error=math.nan, obs_dim=obs_dim, error_kind="bound",
             powers=powers, order=order,

@@ -37,7 +37,7 @@ class WeightPosterior(NamedTuple):
       basis: the part of the feature map that changes while learning.
       psi: `[T, m]` features of the stored pairs' states; zero in empty slots.
       action: `[T, A]` one-hot; zero in empty slots, which masks them.
-      targets: `[T]` y of the stored pairs.
+      targets: `[T]` y of the stored pairs; those that a lazy table has just renewed tell from the next pair on.
       root: `[m, A, D]` S; features first, so that it is a matrix both as `[m, A D]` and as `[m A, D]`.
       rest: `[m, A]` sum of y psi over pairs that are no longer stored, by action.
       moment: `[m, A]` sum of y psi over all pairs, by action.
