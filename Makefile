@@ -22,7 +22,7 @@ run: $(READY)    ## A small version of the paper's Table 1, with a table and fig
 	  --episodes 20 --curve-points 0 --out results/run
 
 test: $(READY) lint types  ## All tests, with linter and type checker
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal  # one BLAS thread each: two workers, two cores
 
 lint: $(READY)   ## Ruff, rules and format
 	$(BIN)/ruff check .

@@ -20,10 +20,12 @@ from kqljax.report.statistics import summarise
 # Okabe and Ito's palette, which colour-blind readers can tell apart; an algorithm keeps its colour in every figure.
 COLOURS = {
     "kql-rbf": "#0072B2",
+    "kql-features": "#009E73",
+    "kql-features32": "#4DB99A",
     "kql-linear": "#E69F00",
     "kql-greedy": "#56B4E9",
     "dqn": "#D55E00",
-    "kovi": "#009E73",
+    "kovi": "#B8A200",
     "random": "#7A7A7A",
 }
 _OTHER = "#CC79A7"
