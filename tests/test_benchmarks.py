@@ -46,7 +46,7 @@ def test_beyond(capsys):
 
 
 def test_scaling(capsys, tmp_path):
-    scaling.main(["--smoke"])
+    scaling.main(["--smoke", "--engines", "features32", "lazy32", "vmapped32", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert printed.count("| MountainCar-v0 | lazy32 |") == 1
     scaling.draw([{"task": "a", "engine": "exact", "horizon": t, "microseconds_a_step": t} for t in (1, 2)], tmp_path / "a.png")

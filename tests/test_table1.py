@@ -291,10 +291,9 @@ def test_times_of_another_run(out, tmp_path, capsys):
     assert "record 0 has no algorithm, seconds" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["kql-features", "kql-features32"])
-def test_rows_with_features(name, tmp_path):
+def test_a_row_with_features(tmp_path):
     small = ["--seeds", "1", "--steps", "40", "--episodes", "2", "--curve-points", "0", "--no-figures"]
-    command = ["table1", *small, "--tasks", "MountainCar-v0", "--algorithms", name, "--out", str(tmp_path)]
+    command = ["table1", *small, "--tasks", "MountainCar-v0", "--algorithms", "kql-features32", "--out", str(tmp_path)]
     assert cli.main(command) == 0
     (record,) = _read(tmp_path)["results"]
     assert record["is_sound"]
