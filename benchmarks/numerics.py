@@ -15,7 +15,8 @@ import numpy as np
 
 import kqljax
 from kqljax.checks import least_float32_lam
-from kqljax.kql import KQLConfig, KQLState
+from kqljax.config import KQLConfig
+from kqljax.kql import KQLState
 
 TASKS = ("MountainCar-v0", "CartPole-v0", "Pendulum-v1", "Acrobot-v1")
 TOLERANCE = 1e-6

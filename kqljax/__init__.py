@@ -2,9 +2,9 @@
 
 from kqljax import features
 from kqljax.checks import NormalisationWarning
+from kqljax.config import KQLConfig
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
 from kqljax.kql import (
-    KQLConfig,
     KQLInfo,
     KQLState,
     Transition,

@@ -18,7 +18,8 @@ from kqljax.errors import describe, first_bad, is_known
 from kqljax.kernels import Kernel, Pair, num_terms
 
 if TYPE_CHECKING:
-    from kqljax.kql import KQLConfig, KQLState, Transition
+    from kqljax.config import KQLConfig
+    from kqljax.kql import KQLState, Transition
 
 Array = jax.Array
 
@@ -42,8 +43,8 @@ def whole_number(name: str, value: Any, least: int, remedy: str) -> int:
 
 def check_static(cfg: KQLConfig) -> None:
     """Sizes and choices of a config; they are known even while tracing."""
+    from kqljax.config import EVICTIONS, TIE_BREAKS
     from kqljax.features import FeatureMap
-    from kqljax.kql import EVICTIONS, TIE_BREAKS
 
     if not isinstance(cfg.kernel, Kernel):
         raise ValueError(

@@ -16,8 +16,6 @@ Conventions that the paper leaves open (docs/conventions.md has the reasons):
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,103 +25,13 @@ import numpy as np
 
 from kqljax import checks
 from kqljax.arrays import dot, in_dtype, pad, write
-from kqljax.engines import Engine
+from kqljax.config import KQLConfig
 from kqljax.engines.exact import ExactEngine
 from kqljax.engines.weights import WeightEngine
 from kqljax.errors import is_known
-from kqljax.features import FeatureMap
-from kqljax.kernels import Kernel
 from kqljax.posterior import gram, weights
-from kqljax.pytrees import register
 
 Array = jax.Array
-
-TIE_BREAKS = ("first", "random")
-EVICTIONS = ("oldest", "reservoir")
-
-_STATIC = ("num_actions", "horizon", "backups", "tie_break", "refresh_every", "refresh_rows", "memory", "eviction")
-
-
-@functools.partial(register, static=_STATIC)
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KQLConfig:
-    """What Algorithm 1 takes as parameters.
-
-    Numbers and the kernel's parameters are pytree leaves: changing or vmapping them does not recompile. Defaults of
-    `lam` and `beta` are the paper's and are computed when the config is made; to change gamma or the horizon and keep
-    them, make a new config.
-
-    Attributes:
-      kernel: kernel on (state, action) pairs.
-      num_actions: A (static).
-      horizon: T, transitions that the state can hold (static).
-      gamma: discount factor in [0, 1).
-      lam: ridge parameter, by default 1 / (10 T).
-      beta: confidence width, by default sqrt(lam) / (1 - gamma).
-      terminal_value: value of the absorbing state after termination.
-      backups: Bellman backups a step; the paper makes one (static).
-      tie_break: "first" or "random", which of several maximal actions is taken (static).
-      features: a map of `kqljax.features`, which selects the weight-space engine; None is the exact one.
-
-    For long runs, with features only (all static, and to be kept for a whole run; docs/features.md says what each trades):
-
-      refresh_every: table rows and targets are brought up to date at every k-th step only.
-      refresh_rows: and only this many rows of it, drawn at random; None is all of them.
-      memory: transitions kept, whose targets still change; older ones stay in the regression with the last target they
-        had. None keeps all `horizon`.
-      eviction: "oldest" or "reservoir" (a uniform sample), which transition leaves a full memory.
-    """
-
-    kernel: Kernel
-    num_actions: int
-    horizon: int
-    gamma: Any = 0.95
-    lam: Any = None
-    beta: Any = None
-    terminal_value: Any = 0.0
-    backups: int = 1
-    tie_break: str = "first"
-    features: FeatureMap | None = None
-    refresh_every: int = 1
-    refresh_rows: int | None = None
-    memory: int | None = None
-    eviction: str = "oldest"
-
-    def __post_init__(self) -> None:
-        # Defaults, and of values only what they need: leaves may be tracers. The rest is for validate().
-        checks.check_static(self)
-        if self.lam is None:
-            object.__setattr__(self, "lam", 1.0 / (10 * self.horizon))
-        if self.beta is None:
-            if is_known(self.gamma, self.lam):
-                checks.check_gamma_and_lam(self.gamma, self.lam)
-            object.__setattr__(self, "beta", self.lam**0.5 / (1 - self.gamma))
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that carries the regression."""
-        if self.features is None:
-            return ExactEngine(self.kernel, self.lam)
-        return WeightEngine(self.features, self.lam, self.memory, self.eviction)
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether parts of the table wait for their turn."""
-        return self.refresh_every > 1 or self.refresh_rows is not None
-
-    @property
-    def capacity(self) -> int:
-        """Transitions that are kept: the memory, or the horizon."""
-        return self.horizon if self.memory is None else min(self.memory, self.horizon)
-
-    def validate(self, obs_dim: int | None = None) -> KQLConfig:
-        """Raises ValueError where a value is out of range; returns the config.
-
-        With `obs_dim`, also warns (`NormalisationWarning`) where the kernel leaves the paper's normalisation
-        ||K_x|| in [1/2, 1] on observations in [-1, 1]^l. Call it outside jit.
-        """
-        checks.check_config(self, obs_dim)
-        return self
 
 
 class Transition(NamedTuple):

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from kqljax import checks
-from kqljax.kql import KQLConfig, kql_init
+from kqljax.config import KQLConfig
+from kqljax.kql import kql_init
 
 
 def estimate_memory(cfg: KQLConfig, num_seeds: int = 1, *, obs_dim: int | None = None, dtype: Any = None) -> int:

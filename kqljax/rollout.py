@@ -10,7 +10,8 @@ from jax import lax
 
 from kqljax import checks
 from kqljax.arrays import in_dtype
-from kqljax.kql import KQLConfig, KQLInfo, KQLState, Transition, kql_act, kql_grow, kql_init, kql_policy, kql_step_and_act
+from kqljax.config import KQLConfig
+from kqljax.kql import KQLInfo, KQLState, Transition, kql_act, kql_grow, kql_init, kql_policy, kql_step_and_act
 from kqljax.tasks import Task
 
 Array = jax.Array

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kqljax.config import KQLConfig
 from kqljax.errors import describe, is_known
 from kqljax.kernels import RBF, Kernel
-from kqljax.kql import KQLConfig
 from kqljax.pytrees import register
 
 Array = jax.Array

@@ -51,6 +51,9 @@ def test_scaling(capsys, tmp_path):
     assert printed.count("| MountainCar-v0 | lazy32 |") == 1
     scaling.draw([{"task": "a", "engine": "exact", "horizon": t, "microseconds_a_step": t} for t in (1, 2)], tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
+    (tmp_path / "scaling.json").write_text('{"rows": [{"engine": "exact"}, {"engine": "lazy32"}]}')
+    assert scaling.kept_rows(tmp_path / "scaling.json", ["lazy32"]) == [{"engine": "exact"}]
+    assert scaling.kept_rows(tmp_path / "none.json", ["lazy32"]) == []
     slopes = scaling.exponents([{"engine": "exact", "horizon": t, "microseconds_a_step": 3 * t**2} for t in (1000, 4000)])
     assert abs(slopes["exact"] - 2) < 1e-9
 

@@ -36,9 +36,9 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 from kqljax import checks
+from kqljax.config import TIE_BREAKS
 from kqljax.errors import describe, first_bad, is_known
 from kqljax.kernels import RBF, Kernel, Pair
-from kqljax.kql import TIE_BREAKS
 from kqljax.pytrees import register
 from kqljax.rollout import rollout_returns
 from kqljax.tasks import Task, TaskStep
