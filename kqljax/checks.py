@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -126,6 +127,18 @@ def _real(name: str, value: Any) -> np.ndarray:
     if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
         raise ValueError(f"{name} must be a real number, got {describe(value)}.")
     return array.astype(np.float64)
+
+
+def require(name: str, value: Any, is_good: Callable[[np.ndarray], Any], range_: str, remedy: str) -> np.ndarray:
+    """`value` as float64, where `is_good` says True of it."""
+    array = _real(name, value)
+    _require(name, array, is_good(array), range_, remedy)
+    return array
+
+
+def check_positive(name: str, value: Any, remedy: str) -> np.ndarray:
+    """`value` as float64, finite and above 0."""
+    return require(name, value, lambda x: np.isfinite(x) & (x > 0), "above 0", remedy)
 
 
 def _require(name: str, value: np.ndarray, good: Any, range_: str, remedy: str) -> None:

@@ -76,6 +76,46 @@ class KQLConfig:
                 checks.check_gamma_and_lam(self.gamma, self.lam)
             object.__setattr__(self, "beta", self.lam**0.5 / (1 - self.gamma))
 
+    @classmethod
+    def from_theory(
+        cls,
+        kernel: Kernel,
+        *,
+        obs_dim: int,
+        num_actions: int,
+        horizon: int,
+        rho: Any,
+        gamma: Any = 0.95,
+        lam: Any = None,
+        epsilon: Any = 0.0,
+        sigma: Any = 0.0,
+        p: Any = 0.05,
+        d_lambda: Any = None,
+        c_lambda: Any = None,
+        **others: Any,
+    ) -> KQLConfig:
+        """A config with the beta of Theorem 1, from assumptions on the MDP; see `kqljax.theory.assume`.
+
+        Args:
+          rho: bounds the norms of reward and transition operator in the RKHS.
+          epsilon: how far they are from the RKHS.
+          sigma: stochasticity of the MDP, 0 where it is deterministic, 1 always holds.
+          p: probability that the regret bound fails.
+          d_lambda, c_lambda: bounds on effective dimension and covering numbers, by default those of the kernel.
+          others: further fields of the config.
+        """
+        from kqljax.theory import guarantee
+
+        assumed = guarantee.assume(
+            kernel, obs_dim=obs_dim, num_actions=num_actions, horizon=horizon, rho=rho, gamma=gamma, lam=lam,
+            epsilon=epsilon, sigma=sigma, p=p, d_lambda=d_lambda, c_lambda=c_lambda,
+        )  # fmt: skip
+        beta: Any = guarantee.confidence_width(assumed)
+        beta = float(beta) if is_known(beta) and beta.ndim == 0 else beta
+        return cls(
+            kernel=kernel, num_actions=num_actions, horizon=horizon, gamma=gamma, lam=assumed.lam, beta=beta, **others
+        )  # fmt: skip
+
     @property
     def engine(self) -> Engine:
         """The engine that carries the regression."""

@@ -20,6 +20,24 @@ STAGES = 5
 """Capacities a run goes through: more cost compile time, fewer cost run time (benchmarks/step_time.py)."""
 
 
+class StepLog(NamedTuple):
+    """What happened at each of N steps, for learners without diagnostics of their own.
+
+    Attributes:
+      action: `[N]`.
+      raw_reward: `[N]` the environment's own rewards.
+      terminated: `[N]` bool.
+      truncated: `[N]` bool.
+      episode_return: `[N]` sum of raw rewards of the episode up to and with this step.
+    """
+
+    action: Array
+    raw_reward: Array
+    terminated: Array
+    truncated: Array
+    episode_return: Array
+
+
 class TrainLog(NamedTuple):
     """What happened at each of N steps.
 

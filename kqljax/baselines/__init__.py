@@ -5,8 +5,9 @@
     ret   = dqn.evaluate(task, cfg, run.state, key, num_episodes=100)    # [100] undiscounted raw returns
 
 `random`: the uniform policy. `dqn`: DQN as Stable-Baselines3 does it. `kovi`: kernel optimistic value iteration.
+`q_learning`: the tabular one with epsilon-greedy exploration, for small MDPs with one-hot states.
 """
 
-from kqljax.baselines import dqn, kovi, random
+from kqljax.baselines import dqn, kovi, q_learning, random
 
-__all__ = ["dqn", "kovi", "random"]
+__all__ = ["dqn", "kovi", "q_learning", "random"]

@@ -11,7 +11,7 @@ from jax import lax
 
 from kqljax import checks
 from kqljax.pytrees import register
-from kqljax.rollout import rollout_returns
+from kqljax.rollout import StepLog, rollout_returns
 from kqljax.tasks import Task
 
 Array = jax.Array
@@ -33,24 +33,6 @@ class RandomState(NamedTuple):
     num_steps: Array
 
 
-class RandomLog(NamedTuple):
-    """What happened at each of N steps.
-
-    Attributes:
-      action: `[N]`.
-      raw_reward: `[N]` the environment's own rewards.
-      terminated: `[N]` bool.
-      truncated: `[N]` bool.
-      episode_return: `[N]` sum of raw rewards of the episode up to and with this step.
-    """
-
-    action: Array
-    raw_reward: Array
-    terminated: Array
-    truncated: Array
-    episode_return: Array
-
-
 class RandomRun(NamedTuple):
     """Result of `train`.
 
@@ -60,7 +42,7 @@ class RandomRun(NamedTuple):
     """
 
     state: RandomState
-    log: RandomLog
+    log: StepLog
 
 
 def default_config(task: Task) -> RandomConfig:
@@ -79,13 +61,13 @@ def train(task: Task, cfg: RandomConfig, key: Array, num_steps: int) -> RandomRu
     reset_key, step_key = jax.random.split(key)
     _, env_state = task.reset(reset_key)
 
-    def body(carry: Any, key: Array) -> tuple[Any, RandomLog]:
+    def body(carry: Any, key: Array) -> tuple[Any, StepLog]:
         env_state, episode_return = carry
         act_key, env_key = jax.random.split(key)
         action = act(task.num_actions, act_key)
         step = task.step(env_key, env_state, action)
         episode_return = episode_return + step.raw_reward
-        log = RandomLog(action, step.raw_reward, step.terminated, step.truncated, episode_return)
+        log = StepLog(action, step.raw_reward, step.terminated, step.truncated, episode_return)
         return (step.env_state, jnp.where(step.terminated | step.truncated, 0.0, episode_return)), log
 
     _, log = lax.scan(body, (env_state, jnp.zeros(())), jax.random.split(step_key, num_steps))

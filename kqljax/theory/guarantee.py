@@ -1,0 +1,209 @@
+"""Theorem 1: from assumptions on an MDP to the confidence width beta and the regret bound.
+
+    assumed = theory.assume(RBF(eta=0.02), obs_dim=2, num_actions=3, horizon=1000, rho=2.0)
+    theory.confidence_width(assumed)         # beta
+    theory.regret_bound(assumed).total       # holds with probability 1 - p
+    KQLConfig.from_theory(RBF(eta=0.02), obs_dim=2, num_actions=3, horizon=1000, rho=2.0)
+
+docs/theory.md lists where the paper's proof has gaps, and what of it was checked on data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kqljax.checks import check_gamma_and_lam, require
+from kqljax.errors import is_known
+from kqljax.kernels import Kernel
+from kqljax.pytrees import register
+from kqljax.theory.bounds import covering_term, effective_dimension_bound
+
+Array = jax.Array
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assumptions:
+    """What Theorem 1 is given. All numbers are pytree leaves.
+
+    Attributes:
+      horizon: T.
+      gamma: discount factor in [0, 1).
+      lam: ridge parameter above 0.
+      rho: bounds the norms of the reward and of the transition operator in the RKHS; at least 1 - gamma.
+      epsilon: how far reward and expected values are from the RKHS, at least 0.
+      sigma: stochasticity in [0, 1]: bounded functions of the successor are sigma-sub-Gaussian. 0 is deterministic.
+      p: the probability that the bound fails, in (0, 1).
+      d_lambda: bounds the effective dimension of the pairs of the run; at least 1.
+      c_lambda: bounds the sum of the two log covering numbers; at least 0.
+    """
+
+    horizon: Any
+    gamma: Any
+    lam: Any
+    rho: Any
+    d_lambda: Any
+    c_lambda: Any = 0.0
+    epsilon: Any = 0.0
+    sigma: Any = 0.0
+    p: Any = 0.05
+
+    def validate(self) -> Assumptions:
+        """Raises ValueError where a number is out of the theorem's domain; returns the assumptions. Call it outside jit."""
+        gamma, _ = check_gamma_and_lam(self.gamma, self.lam)
+        require("horizon", self.horizon, lambda x: np.isfinite(x) & (x >= 1), "at least 1", "It is the number of steps.")
+        require(
+            "rho", self.rho, lambda x: np.isfinite(x) & (x >= (1 - gamma) * (1 - 1e-9)), "at least 1 - gamma",
+            "It bounds norms in the RKHS; the theorem wants it no smaller.",
+        )  # fmt: skip
+        require("epsilon", self.epsilon, lambda x: np.isfinite(x) & (x >= 0), "at least 0", "0 is a kernel that fits the MDP.")
+        require("sigma", self.sigma, lambda x: (x >= 0) & (x <= 1), "in [0, 1]", "0 is a deterministic MDP, 1 always holds.")
+        require("p", self.p, lambda x: (x > 0) & (x < 1), "in (0, 1)", "It is the probability that the bound fails.")
+        require("d_lambda", self.d_lambda, lambda x: x >= 1, "at least 1", "It bounds the effective dimension.")
+        require("c_lambda", self.c_lambda, lambda x: x >= 0, "at least 0", "It bounds the sum of two log covering numbers.")
+        return self
+
+
+def assume(
+    kernel: Kernel,
+    *,
+    obs_dim: int,
+    num_actions: int,
+    horizon: int,
+    rho: Any,
+    gamma: Any = 0.95,
+    lam: Any = None,
+    epsilon: Any = 0.0,
+    sigma: Any = 0.0,
+    p: Any = 0.05,
+    d_lambda: Any = None,
+    c_lambda: Any = None,
+) -> Assumptions:
+    """The assumptions of the Corollaries: d_lambda and c_lambda from the kernel, where they are not given.
+
+    The effective dimension of a kernel without a lemma is bounded by T; its covering numbers have to be given where sigma is
+    not 0.
+
+    Args:
+      lam: by default the paper's 1 / (10 T).
+    """
+    lam = 1.0 / (10 * horizon) if lam is None else lam
+    if is_known(gamma, lam):
+        check_gamma_and_lam(gamma, lam)
+    if d_lambda is None:
+        bound = effective_dimension_bound(kernel, horizon, lam, obs_dim=obs_dim, num_actions=num_actions)
+        d_lambda = jnp.maximum(bound, 1.0)
+    if c_lambda is None:
+        if is_known(sigma) and not np.any(np.asarray(sigma)):
+            c_lambda = 0.0  # it is multiplied by sigma
+        else:
+            c_lambda = covering_term(kernel, horizon=horizon, gamma=gamma, lam=lam, obs_dim=obs_dim, num_actions=num_actions)
+    assumed = Assumptions(
+        horizon=horizon, gamma=gamma, lam=lam, rho=rho, epsilon=epsilon, sigma=sigma, p=p, d_lambda=d_lambda, c_lambda=c_lambda
+    )  # fmt: skip
+    return assumed.validate() if is_known(assumed) else assumed
+
+
+class Width(NamedTuple):
+    """The parts of beta (1 - gamma), before the cap.
+
+    Attributes:
+      rho: `[]` 3 rho sqrt(lam).
+      epsilon: `[]` epsilon sqrt(T d_lambda).
+      sigma: `[]` 2 sigma sqrt(d_lambda ln(e (T + lam) / lam) + ln(2 / p) + c_lambda).
+      cap: `[]` 2 sqrt(T + lam); with it the bonus alone reaches 1 / (1 - gamma) everywhere, and nothing is learned.
+    """
+
+    rho: Array
+    epsilon: Array
+    sigma: Array
+    cap: Array
+
+
+def width_parts(assumed: Assumptions) -> Width:
+    """The parts of the confidence width; jittable."""
+    if is_known(assumed):
+        assumed.validate()
+    log_ratio = _log_ratio(assumed)
+    inside = assumed.d_lambda * log_ratio + jnp.log(2.0 / assumed.p) + assumed.c_lambda
+    return Width(
+        rho=3.0 * assumed.rho * jnp.sqrt(assumed.lam),
+        epsilon=_times(assumed.epsilon, jnp.sqrt(1.0 * assumed.horizon * assumed.d_lambda)),
+        sigma=_times(2.0 * assumed.sigma, jnp.sqrt(inside)),
+        cap=2.0 * jnp.sqrt(assumed.horizon + assumed.lam),
+    )
+
+
+def confidence_width(assumed: Assumptions) -> Array:
+    """beta `[]` of Theorem 1, at most 2 sqrt(T + lam) / (1 - gamma); jittable."""
+    parts = width_parts(assumed)
+    return jnp.minimum(parts.rho + parts.epsilon + parts.sigma, parts.cap) / (1.0 - assumed.gamma)
+
+
+def paper_beta(lam: Any, gamma: Any) -> Any:
+    """sqrt(lam) / (1 - gamma), the heuristic of section 6: optimistic values start at the cap 1 / (1 - gamma)."""
+    if is_known(lam, gamma):
+        check_gamma_and_lam(gamma, lam)
+    return lam**0.5 / (1 - gamma)
+
+
+class RegretBound(NamedTuple):
+    """The last line of the proof of Theorem 1, term by term, constants kept.
+
+    Attributes:
+      rho, epsilon, sigma: `[]` the parts of beta, times how often the widths can be large.
+      approximation: `[]` 6 epsilon T / (1 - gamma)^2.
+      martingale: `[]` sigma sqrt(2 T ln(2 / p)) / (1 - gamma).
+      boundary: `[]` 2 / (1 - gamma).
+    """
+
+    rho: Array
+    epsilon: Array
+    sigma: Array
+    approximation: Array
+    martingale: Array
+    boundary: Array
+
+    @property
+    def total(self) -> Array:
+        """`[]` the bound. No regret is above T: a larger bound says nothing."""
+        return jnp.asarray(sum(self))
+
+
+def regret_bound(assumed: Assumptions) -> RegretBound:
+    """The bound on the gamma-regret after T steps; jittable."""
+    parts = width_parts(assumed)
+    gap = 1.0 - assumed.gamma
+    # sqrt(T d / lam ln(e (T + lam) / lam) / (ln(1 + 1 / lam) (1 - gamma)^5)): Cauchy-Schwarz on the sum of widths.
+    visits = jnp.sqrt(
+        assumed.horizon * assumed.d_lambda / assumed.lam * _log_ratio(assumed) / (jnp.log1p(1.0 / assumed.lam) * gap**5)
+    )
+    return RegretBound(
+        rho=2.0 * parts.rho * visits,
+        epsilon=_times(2.0 * parts.epsilon, visits),
+        sigma=_times(2.0 * parts.sigma, visits),
+        approximation=6.0 * assumed.epsilon * assumed.horizon / gap**2,
+        martingale=assumed.sigma * jnp.sqrt(2.0 * assumed.horizon * jnp.log(2.0 / assumed.p)) / gap,
+        boundary=jnp.asarray(2.0 / gap),
+    )
+
+
+def _log_ratio(assumed: Assumptions) -> Array:
+    """ln(e (T + lam) / lam)."""
+    return 1.0 + jnp.log(assumed.horizon + assumed.lam) - jnp.log(assumed.lam)
+
+
+def _times(factor: Any, value: Array) -> Array:
+    """The product, and 0 where the factor is, whatever overflowed in the other."""
+    return jnp.where(jnp.asarray(factor) == 0, 0.0, factor * value)
+
+
+def sum_of_widths_bound(pseudo: Any, lam: Any, gamma: Any) -> Any:
+    """Lemma on the discounted sum of squared widths (II): 1/lam / (ln(1 + 1/lam) (1 - gamma)^2) times d_pse."""
+    return pseudo / lam / (math.log1p(1.0 / lam) * (1.0 - gamma) ** 2)
