@@ -1,6 +1,6 @@
 """kqljax: Kernelized Q-Learning (Liu and Su) in JAX."""
 
-from kqljax import features
+from kqljax import features, theory
 from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
@@ -50,5 +50,6 @@ __all__ = [
     "kql_step_and_act",
     "make_task",
     "rollout_returns",
+    "theory",
     "train",
 ]
