@@ -62,6 +62,14 @@ def test_regret_table_is_the_committed_result():
         assert f"| {words} | {' | '.join(regrets)} | {exponent} |" in page
 
 
+def test_scaling_table_is_the_committed_result():
+    page = (ROOT / "docs" / "features.md").read_text()
+    for row in json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text())["rows"]:
+        if row["horizon"] >= 1000 and row["horizon"] != 2000:
+            seconds = f"{row['seconds']:.3f} | {row['microseconds_a_step']:.0f}"
+            assert f"| {row['task']} | {row['engine']} | {row['horizon']} | {seconds} |" in page
+
+
 def test_readme_table_is_the_committed_result():
     results = ROOT / "benchmarks" / "results"
     document = place_beside(json.loads((results / "table1.json").read_text()), results / "sb3_dqn.json")
