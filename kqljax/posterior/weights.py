@@ -188,10 +188,18 @@ class Condensed(NamedTuple):
     white: Array
 
 
+@jax.custom_batching.sequential_vmap
+def _qr_of_transpose(root: Array) -> tuple[Array, Array]:
+    """QR of one matrix transposed, and of many one after the other: LAPACK's batched call waits for ever (jax 0.10) where two
+    CPU devices make it at once."""
+    turn, factor = jnp.linalg.qr(root.T)
+    return turn, factor
+
+
 def condense(post: WeightPosterior) -> Condensed:
     """The posterior in triangular form, K = m where S has K = D: fewer operations for many predictions."""
     # A QR of S^T keeps float32's digits; a Cholesky factor of S S^T would lose half of them.
-    turn, factor = jax.vmap(lambda root: jnp.linalg.qr(root.T), in_axes=1)(post.root)
+    turn, factor = jax.vmap(_qr_of_transpose, in_axes=1)(post.root)
     return Condensed(jnp.transpose(factor, (2, 0, 1)), jnp.einsum("adk,d->ak", turn, post.white, precision="highest"))
 
 
