@@ -18,6 +18,7 @@ from kqljax.kql import (
 )
 from kqljax.memory import estimate_memory
 from kqljax.rollout import TrainLog, TrainRun, evaluate, rollout_returns, train
+from kqljax.seeds import across_seeds
 from kqljax.tasks import Task, TaskStep, make_task
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "TrainLog",
     "TrainRun",
     "Transition",
+    "across_seeds",
     "estimate_memory",
     "evaluate",
     "features",

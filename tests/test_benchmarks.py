@@ -1,6 +1,7 @@
 """The benchmarks' quick modes, so that they cannot rot, and the reference they time against."""
 
 import beyond
+import headline
 import kovi
 import numerics
 import numpy as np
@@ -29,6 +30,19 @@ def test_step_time_checks_before_it_prints(monkeypatch, capsys):
 def test_numerics(capsys):
     numerics.main(["--smoke"])
     assert capsys.readouterr().out.count("| MountainCar-v0 |") == 5
+
+
+def test_headline(capsys):
+    headline.main(["--smoke"])
+    printed = capsys.readouterr().out
+    assert "(c) KQL, 2 seeds x 1 tasks, training and evaluation:" in printed
+    assert "| MountainCar-v0 | 2 |" in printed
+
+
+def test_headline_checks_returns_before_it_prints(tmp_path):
+    with pytest.raises(SystemExit, match="outside of the committed seeds.*no time is worth printing"):
+        headline.check_returns({"MountainCar-v0": {"iqm": -60.0}}, "features")
+    headline.check_returns({"MountainCar-v0": {"iqm": -149.0}}, "features")
 
 
 def test_regret(capsys):
