@@ -384,7 +384,7 @@ def _cell(found: list[dict], name: str) -> str:
 
 def draw(document: dict, path: Path) -> None:
     """Left: episodes until the goal of DeepSea was first reached. Right: learning curves of Breakout."""
-    plots.require_matplotlib()
+    style.require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

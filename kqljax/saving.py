@@ -11,7 +11,6 @@ import functools
 import io
 import json
 import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from kqljax.files import written_whole
 from kqljax.kernels import Kernel
 
 FORMAT = "kqljax"
@@ -62,22 +62,10 @@ def write(path: str | os.PathLike[str], kind: str, version: int, content: dict[s
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with written_whole(target) as file:
+            np.savez_compressed(file, **{_ABOUT: np.array(json.dumps(about)), **arrays})  # type: ignore[arg-type]
     except OSError as error:
         raise SavedFileError(f"cannot write {target}: {error.strerror or error}. Give another path.") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, **{_ABOUT: np.array(json.dumps(about)), **arrays})  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files for the owner alone.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
     return target
 
 

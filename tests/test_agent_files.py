@@ -122,7 +122,7 @@ def test_files_are_written_whole_or_not_at_all(agent, path, tmp_path, monkeypatc
     monkeypatch.setattr(
         np, "savez_compressed", lambda file, **_: file.write(b"half") and (_ for _ in ()).throw(OSError("full"))
     )
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(saving.SavedFileError, match="cannot write .*full"):
         agent.save(target)
     assert [each.name for each in tmp_path.iterdir()] == ["agent.npz"]
     same(agent, KQL.load(target))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Show = Callable[[int, Sequence[float]], None]
 
@@ -19,12 +19,9 @@ def learning_bar(total: int, is_wanted: bool) -> Iterator[Show]:
         yield lambda done, returns: None
         return
     bar = Progress(
-        TextColumn("learning"),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("steps,"),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
         TimeRemainingColumn(),
         TextColumn("left{task.description}"),
         console=Console(stderr=True),
@@ -37,7 +34,7 @@ def learning_bar(total: int, is_wanted: bool) -> Iterator[Show]:
         def show(done: int, returns: Sequence[float]) -> None:
             if done % every and done < total:
                 return
-            last = f"; {len(returns)} episodes, last returns {np.mean(returns[-5:]):.1f}" if returns else ""
+            last = f"; last returns {np.mean(returns[-5:]):.1f}" if returns else ""
             bar.update(task, completed=min(done, total), description=last)
 
         yield show
