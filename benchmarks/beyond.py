@@ -42,7 +42,7 @@ import kqljax
 from kqljax import features
 from kqljax.baselines import dqn
 from kqljax.baselines import random as uniform
-from kqljax.report import plots, records, summarise
+from kqljax.report import plots, records, style, summarise
 
 PARTS = ("deepsea", "breakout")
 FIRST_SEED = 1000

@@ -22,7 +22,8 @@ NAMES = {
 """Environment -> what its observations and actions are called."""
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
-_ACTIONS = ("#0072B2", "#BBBBBB", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+_ACTIONS = ("#4C9CC9", "#E1834C", "#4DB99A", "#DB9FC0", "#EEBC4D", "#88CCEE", "#F5EC7F", "#999999")
+_THREE = ("#4C9CC9", "#CCCCCC", "#E1834C")  # the middle one mostly does nothing
 
 
 def draw_maps(
@@ -32,6 +33,7 @@ def draw_maps(
     at: Sequence[float] | None = None,
     episode: Episode | None = None,
     points: int = 80,
+    columns: int = 3,
 ) -> Any:
     """A matplotlib figure with three panels over two entries of the observation.
 
@@ -43,6 +45,7 @@ def draw_maps(
       at: `[l]` what the other entries are held at, by default the median of the states the agent has been in.
       episode: drawn as a line, from a ring to a cross.
       points: of the grid, on each side.
+      columns: panels in a row.
     """
     seen = agent.history["obs"]
     low, high = agent.obs_bounds
@@ -63,12 +66,12 @@ def draw_maps(
     rows = np.arange(len(best))
     shape = points, points
 
-    figure, cells = panels(3, 4.2, 3.4, share_y=True, columns=3)
+    figure, cells = panels(3, 4.2, 3.4, share_y=True, columns=columns)
     names, actions = _names(agent)
     marks = [line("states learned from", marker="o", ms=3, ls="none", color="#666666")]
     for panel, values, title, colours in (
         (cells[0], q_tilde[rows, best], "value, max Q̃", "viridis"),
-        (cells[1], agent.config.beta * width[rows, best], "bonus, β Γ̂ of that action", "magma"),
+        (cells[1], agent.config.beta * width[rows, best], "bonus of that action, β · width", "magma"),
     ):
         image = panel.pcolormesh(x, y, values.reshape(shape), shading="auto", cmap=colours, rasterized=True)
         bar = figure.colorbar(image, ax=panel, pad=0.02)
@@ -77,8 +80,8 @@ def draw_maps(
         panel.set_title(title, loc="left", fontsize=10.5, color=INK)
     _draw_policy(cells[2], x, y, best.reshape(shape), len(agent.actions))
     cells[2].set_title("policy", loc="left", fontsize=10.5, color=INK)
-    for index, name in enumerate(actions):
-        marks.append(line(name, marker="s", ms=8, ls="none", color=_ACTIONS[index % len(_ACTIONS)]))
+    for name, colour in zip(actions, _colours(len(actions)), strict=True):
+        marks.append(line(name, marker="s", ms=8, ls="none", color=colour))
     for panel in cells:
         panel.scatter(seen[:, across], seen[:, up], s=2.5, color="#FFFFFF" if panel is cells[0] else "#666666", linewidths=0)
         panel.set_xlabel(names[across], fontsize=9, color=INK)
@@ -86,7 +89,8 @@ def draw_maps(
         panel.set_ylim(low[up], high[up])
         if episode is not None:
             _draw_path(panel, episode.obs[:, across], episode.obs[:, up], episode.terminated)
-    cells[0].set_ylabel(names[up], fontsize=9, color=INK)
+    for panel in cells if columns == 1 else cells[:1]:
+        panel.set_ylabel(names[up], fontsize=9, color=INK)
     if episode is not None:
         marks.append(line(f"an episode of {len(episode.obs) - 1} steps, from ring to cross", lw=1.6, color=INK))
     others = [f"{names[i]} = {fixed[i]:.3g}" for i in range(size) if i not in (across, up)]
@@ -108,9 +112,13 @@ def _names(agent: KQL) -> tuple[Sequence[str], Sequence[str]]:
 def _draw_policy(panel: Any, x: np.ndarray, y: np.ndarray, best: np.ndarray, count: int) -> None:
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
-    colours = ListedColormap([_ACTIONS[i % len(_ACTIONS)] for i in range(max(count, 2))])
+    colours = ListedColormap(_colours(max(count, 2)))
     norm = BoundaryNorm(np.arange(max(count, 2) + 1) - 0.5, colours.N)
-    panel.pcolormesh(x, y, best, shading="auto", cmap=colours, norm=norm, alpha=0.75, rasterized=True)
+    panel.pcolormesh(x, y, best, shading="auto", cmap=colours, norm=norm, rasterized=True)
+
+
+def _colours(count: int) -> list[str]:
+    return list(_THREE) if count == 3 else [_ACTIONS[i % len(_ACTIONS)] for i in range(count)]
 
 
 def _draw_path(panel: Any, x: np.ndarray, y: np.ndarray, has_end: bool) -> None:

@@ -34,11 +34,11 @@ def save_figures(document: Document, out: str | os.PathLike[str]) -> list[Path]:
     return paths
 
 
-def draw_strip(document: Document) -> Any:
+def draw_strip(document: Document, columns: int = 2) -> Any:
     """One panel a task, one row an algorithm: a dot a seed, the IQM with its interval, the paper's figure."""
     tasks = [task for task in document["settings"]["tasks"] if task in document["summary"]]
     algorithms = document["settings"]["algorithms"]
-    figure, cells = panels(len(tasks), 4.9, 1.0 + 0.52 * len(algorithms), share_y=True)
+    figure, cells = panels(len(tasks), 4.9, 1.0 + 0.52 * len(algorithms), share_y=True, columns=columns)
     rng = np.random.default_rng(0)
     for panel, task in zip(cells, tasks, strict=True):
         for row, algorithm in enumerate(algorithms):
@@ -71,12 +71,12 @@ def draw_strip(document: Document) -> Any:
     return finish(figure, marks, f"{_seeds(document)}, {document['settings']['steps']} steps of training")
 
 
-def draw_curves(document: Document) -> Any:
+def draw_curves(document: Document, columns: int = 2) -> Any:
     """One panel a task: thin lines are seeds, the thick one their IQM with its interval; the paper's figure is dashed."""
     curves = document["curves"]
     tasks = [task for task in document["settings"]["tasks"] if any(curve["task"] == task for curve in curves)]
     algorithms = list(dict.fromkeys(curve["algorithm"] for curve in curves))
-    figure, cells = panels(len(tasks), 4.6, 3.0, share_y=False)
+    figure, cells = panels(len(tasks), 4.6, 3.0, share_y=False, columns=columns)
     marks = []
     for panel, task in zip(cells, tasks, strict=True):
         for algorithm in algorithms:

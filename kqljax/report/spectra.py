@@ -27,30 +27,27 @@ def gram_spectrum(cfg: KQLConfig, state: KQLState) -> np.ndarray:
     return np.maximum(values[::-1], 0.0)
 
 
-def draw_dimensions(cfg: KQLConfig, state: KQLState) -> Any:
+def draw_dimensions(cfg: KQLConfig, state: KQLState, columns: int = 2) -> Any:
     """Effective and pseudo dimension after each step: how fast the run keeps finding something new."""
     with jax.enable_x64(True):
         is_taken = np.asarray(_exact(state).is_taken)
         found = theory.dimensions_over_time(cfg, state)
         effective, pseudo = (np.asarray(each)[is_taken] for each in found)
     steps = np.arange(1, len(effective) + 1)
-    figure, (panel,) = panels(1, 6.4, 3.4, share_y=False)
-    for values, colour in ((effective, _EFFECTIVE), (pseudo, _PSEUDO)):
+    figure, cells = panels(2, 4.9, 3.0, share_y=False, columns=columns)
+    texts = "effective dimension, tr (K + λI)⁻¹K", "pseudo dimension, ln det(I + K/λ)"
+    for panel, values, text, colour in zip(cells, (effective, pseudo), texts, (_EFFECTIVE, _PSEUDO), strict=True):
         panel.plot(steps, values, color=colour, lw=2)
         panel.annotate(
             f"{values[-1]:.1f}", (steps[-1], values[-1]), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9,
             color=INK,
         )  # fmt: skip
-    panel.set_xlabel("transitions", fontsize=9, color=INK)
-    panel.set_ylabel("dimension", fontsize=9, color=INK)
-    panel.set_ylim(0)
-    panel.margins(x=0.02)
-    panel.grid(axis="y", color="#E8E8E8", lw=0.7)
-    marks = [
-        line("effective dimension, tr (K + λI)⁻¹K", lw=2, color=_EFFECTIVE),
-        line("pseudo dimension, ln det(I + K/λ)", lw=2, color=_PSEUDO),
-    ]
-    return finish(figure, marks, f"{len(steps)} transitions, λ = {float(cfg.lam):.2g}")
+        panel.set_title(text, loc="left", fontsize=10.5, color=INK)
+        panel.set_xlabel("transitions", fontsize=9, color=INK)
+        panel.set_ylim(0)
+        panel.margins(x=0.02)
+        panel.grid(axis="y", color="#E8E8E8", lw=0.7)
+    return finish(figure, [], f"{len(steps)} transitions, λ = {float(cfg.lam):.2g}")
 
 
 def draw_spectrum(cfg: KQLConfig, state: KQLState) -> Any:

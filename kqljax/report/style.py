@@ -50,7 +50,7 @@ def panels(count: int, width: float, height: float, share_y: bool, columns: int 
 def finish(figure: Any, marks: Sequence[Any], note: str) -> Any:
     """The figure with a legend below, under a note."""
     # A wide figure has room for the legend in one line, a single panel has not.
-    columns = len(marks) if figure.get_figwidth() > 7 else 1
+    columns = max(1, len(marks)) if figure.get_figwidth() > 7 else 1
     legend = figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, title=note)
     legend.get_title().set(fontsize=9, color=INK)
     return figure
