@@ -4,30 +4,46 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import Any, BinaryIO
 
 
-@contextmanager
-def written_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A binary file to write to, which takes the place of `path` in one move when all went well.
+def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Replaces a file in one move: whoever reads, also after a crash, finds the old file or the new one.
 
-    A reader finds the old file or the new one, never half of it.
+    Args:
+      write: given the open file, writes the contents.
     """
-    target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=temporary_prefix(path))
     try:
         with os.fdopen(handle, "wb") as file:
-            yield file
+            write(file)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files for the owner alone; these are as public as any other.
+        # mkstemp makes files for the owner alone; results are as public as any other file.
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)
-        os.replace(name, target)
+        os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    _sync_directory(path.parent)
+
+
+def temporary_prefix(path: Path) -> str:
+    """How the temporary names of a file begin; a killed process may leave one behind."""
+    return f".{path.name}."
+
+
+def _sync_directory(directory: Path) -> None:
+    """The new name itself survives a loss of power only when the directory is flushed too."""
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except OSError:  # not every system opens directories
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

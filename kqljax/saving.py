@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from kqljax.files import written_whole
+from kqljax.files import replace_file
 from kqljax.kernels import Kernel
 
 FORMAT = "kqljax"
@@ -62,8 +62,8 @@ def write(path: str | os.PathLike[str], kind: str, version: int, content: dict[s
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(target) as file:
-            np.savez_compressed(file, **{_ABOUT: np.array(json.dumps(about)), **arrays})  # type: ignore[arg-type]
+        entries = {_ABOUT: np.array(json.dumps(about)), **arrays}
+        replace_file(target, lambda file: np.savez_compressed(file, **entries))  # type: ignore[arg-type]
     except OSError as error:
         raise SavedFileError(f"cannot write {target}: {error.strerror or error}. Give another path.") from error
     return target

@@ -10,7 +10,7 @@ from kqljax import beside, experiment
 from kqljax.agent import KQL
 from kqljax.commands.agents import add_file, errors_for_people
 from kqljax.commands.base import UsageError, console_for_tables
-from kqljax.files import written_whole
+from kqljax.files import replace_file
 from kqljax.report import records, style
 
 
@@ -45,8 +45,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"{source} is not there. Give a directory of kqljax table1, or an agent of kqljax train.")
     out = Path(options.out) if options.out else out
     try:
-        with written_whole(out) as file:
-            file.write(text.encode())
+        replace_file(out, lambda file: file.write(text.encode()))
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}. Give another --out.") from error
     if options.json:

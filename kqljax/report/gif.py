@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ import numpy as np
 from kqljax.agent import episodes
 from kqljax.agent.spaces import check_env
 from kqljax.checks import whole_number
-from kqljax.files import written_whole
+from kqljax.files import replace_file
 
 
 def require_pillow() -> None:
@@ -100,5 +101,4 @@ def save_gif(frames: Sequence[np.ndarray], path: str | os.PathLike[str], *, fps:
     pauses = [pause] * (len(images) - 1) + [1000]
     data = io.BytesIO()
     images[0].save(data, "GIF", save_all=True, append_images=images[1:], duration=pauses, loop=0, optimize=True)
-    with written_whole(path) as file:
-        file.write(data.getvalue())
+    replace_file(Path(path), lambda file: file.write(data.getvalue()))

@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from kqljax.files import written_whole
+from kqljax.files import replace_file
 
 Document = dict[str, Any]
 
@@ -58,8 +58,8 @@ def read(path: Path, parts: Set[str] = frozenset({"settings", "results"})) -> Do
 
 def write(path: Path, document: Document) -> None:
     """Replaces the file in one move: a reader, or a run that goes on, finds the old document or the new one."""
-    with written_whole(path) as file:
-        file.write((json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def check_same_settings(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

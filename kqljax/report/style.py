@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kqljax.files import written_whole
+from kqljax.files import replace_file
 
 INK, QUIET = "#222222", "#8C8C8C"
 
@@ -72,6 +72,5 @@ def png(figure: Any) -> bytes:
 
 def save(figure: Any, path: str | os.PathLike[str]) -> Path:
     """Writes the figure as a PNG, whole or not at all."""
-    with written_whole(path) as file:
-        file.write(png(figure))
+    replace_file(Path(path), lambda file: file.write(png(figure)))
     return Path(path)
