@@ -30,9 +30,14 @@ def panels(count: int, width: float, height: float, share_y: bool, columns: int 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    class Shown(Figure):  # matplotlib is imported late, so the class is made here
+        def _repr_png_(self) -> bytes:
+            """What a notebook shows, also where pyplot knows nothing of the figure."""
+            return png(self)
+
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(width * columns, height * rows + 0.6), dpi=160, layout="constrained")
+    figure = Shown(figsize=(width * columns, height * rows + 0.6), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
     cells = list(grid.flat)
