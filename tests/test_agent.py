@@ -149,6 +149,22 @@ def test_a_step_cut_short_is_made_up_for(car):
     np.testing.assert_allclose(agent.state.q_tilde, car.state.q_tilde, atol=1e-7)
 
 
+def test_a_step_that_fails_is_not_counted(monkeypatch):
+    agent, advance = KQL("MountainCar-v0", seed=3, horizon=STEPS), online.advance
+
+    def fail(*args):
+        if agent.num_timesteps == 5:
+            raise MemoryError
+        return advance(*args)
+
+    monkeypatch.setattr(online, "advance", fail)
+    with pytest.raises(MemoryError):
+        agent.learn(STEPS)
+    assert agent.num_timesteps == 4 == int(agent.state.num_stored)
+    monkeypatch.setattr(online, "advance", advance)
+    assert int(agent.learn(3).state.num_stored) == 7
+
+
 def test_progress_bar(capsys):
     KQL("MountainCar-v0", horizon=STEPS, seed=0).learn(10, progress_bar=True)
     captured = capsys.readouterr()

@@ -84,7 +84,8 @@ class KQL:
     the rewards, are estimated while learning: they cover all that was seen and some more, and whenever one of them moves,
     the stored transitions are learned from anew, so that the state is at any time what Algorithm 1 holds after the same
     transitions with the bounds of now. Observations beyond the bounds count as at them. Discrete observations become
-    one-hot vectors.
+    one-hot vectors. Give `reward_range` where you know it: an estimate cannot know of a reward that was not paid yet. Where
+    it is paid rarely, lower `beta` too: by default the bonus outweighs a reward of 1 an episode for thousands of steps.
 
     Ends. After termination the environment pays 0 for ever (`terminal_value` says otherwise). A time limit is not an end: the
     value goes on from the true successor.

@@ -29,40 +29,50 @@ _FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 
 
 class History:
-    """Raw transitions in order, in arrays that double when they are full.
+    """Raw transitions in order.
 
-    Attributes of the same names give `[N, l]` obs and next_obs, `[N]` action, reward, terminated, truncated.
+    The arrays have room for as many as `reserve` was told of: whoever jits a function of them compiles once a run.
     """
 
     def __init__(self, obs_dim: int) -> None:
         self.count = 0
         shapes = {"obs": (obs_dim,), "next_obs": (obs_dim,)}
         kinds = {"action": np.int32, "terminated": bool, "truncated": bool}
-        self._rows = {name: np.zeros((64, *shapes.get(name, ())), kinds.get(name, np.float64)) for name in _FIELDS}
+        self._rows = {name: np.zeros((1, *shapes.get(name, ())), kinds.get(name, np.float64)) for name in _FIELDS}
+
+    def reserve(self, count: int) -> None:
+        """Makes room for `count` transitions in all."""
+        if count > len(self._rows["reward"]):
+            self._rows = {name: _pad(rows, count) for name, rows in self._rows.items()}
 
     def add(self, steps: Steps) -> None:
-        """Takes in k transitions."""
+        """Takes in k transitions, for which there is room."""
         more = len(steps.reward)
-        while self.count + more > len(self._rows["reward"]):
-            self._rows = {name: np.concatenate([rows, np.zeros_like(rows)]) for name, rows in self._rows.items()}
         for name, rows in self._rows.items():
             rows[self.count : self.count + more] = getattr(steps, name)
         self.count += more
 
+    def drop(self, count: int) -> None:
+        """Forgets the last `count` of them."""
+        self.count -= count
+
     def padded(self) -> Transition:
-        """All of them for `online.absorb`, fields with room to spare: their shapes seldom change."""
+        """All of them for `online.absorb`, with the room there is."""
         return Transition(*(self._rows[name] for name in Transition._fields))
 
     def as_dict(self) -> dict[str, np.ndarray]:
-        """Name -> array of the transitions there are."""
-        return {name: rows[: self.count] for name, rows in self._rows.items()}
+        """Name -> array of the transitions there are: `[N, l]` obs and next_obs, `[N]` the others."""
+        found = {name: rows[: self.count] for name, rows in self._rows.items()}
+        for view in found.values():
+            view.flags.writeable = False
+        return found
 
     @classmethod
     def from_dict(cls, rows: dict[str, np.ndarray]) -> History:
         """The inverse of `as_dict`."""
         history = cls(rows["obs"].shape[1])
-        history._rows = {name: np.concatenate([rows[name], np.zeros_like(rows[name][:1])]) for name in _FIELDS}
         history.count = len(rows["reward"])
+        history._rows = {name: _pad(rows[name], max(1, history.count)) for name in _FIELDS}
         return history
 
 
@@ -101,7 +111,8 @@ class Learner:
         """Before anything was learned: lam and beta, where they are None, for this many steps."""
         self.cfg = dataclasses.replace(self.cfg, horizon=horizon, lam=lam, beta=beta).validate()
         with jax.enable_x64(True):
-            self.state = kql_init(self.cfg, self._obs_dim, self.dtype, capacity=min(FIRST_CAPACITY, self.cfg.capacity))
+            # Hardly any room: how much is needed is for `reserve` to say, and arrays of one row cost nothing.
+            self.state = kql_init(self.cfg, self._obs_dim, self.dtype, capacity=1)
         self._prepare()
 
     def reserve(self, more: int) -> None:
@@ -111,6 +122,7 @@ class Learner:
             self.cfg = dataclasses.replace(self.cfg, horizon=needed)
             self._prepare()
         self._check_memory(needed)
+        self.history.reserve(needed)
 
     def _check_memory(self, steps: int) -> None:
         if self.cfg.features is not None:
@@ -129,7 +141,9 @@ class Learner:
         state, most = self.state, self.cfg.capacity
         while state.capacity < min(most, self.history.count + more):
             # Without is_full: shapes then depend on the capacity alone, and a replayed state needs no compile of its own.
-            state = kql_grow(state, min(most, max(2 * state.capacity, FIRST_CAPACITY)))
+            size = max(2 * state.capacity, FIRST_CAPACITY)
+            # A last stage that adds little would cost a compile for little.
+            state = kql_grow(state, most if most <= 1.5 * size else size)
         self.state = state
 
     def advance(self, steps: Steps) -> online.Outcome:
@@ -138,20 +152,27 @@ class Learner:
             self._make_room(len(steps.reward))
             if self.ranges.cover(np.concatenate([steps.next_obs, steps.now]), steps.reward):
                 self.replay()
-            count = np.int32(len(steps.reward))
             self.history.add(steps)
-            number = np.int32(self.history.count)
-            raw = Transition(*(getattr(steps, name) for name in Transition._fields))
-            if len(steps.now) == 1 and count:
-                one = Transition(raw.obs[0], np.int32(raw.action[0]), raw.reward[0], raw.next_obs[0], raw.terminated[0])
-                self.state, outcome = online.advance(self._cfg, self._scaling, self.state, one, steps.now[0], self._key, number)
-            else:
-                full = Transition(*(_pad(rows, len(steps.now)) for rows in raw))
-                full = full._replace(action=full.action.astype(np.int32))
-                self.state, outcome = online.advance_many(
-                    self._cfg, self._scaling, self.state, full, count, steps.now, self._key, number
-                )
+            before = self.state
+            try:
+                self.state, outcome = self._call(steps)
+            except BaseException:
+                # A state that the call has not taken with it does not know of these transitions.
+                if self.state is before and not _is_lost(before):
+                    self.history.drop(len(steps.reward))
+                raise
             return jax.device_get(outcome)
+
+    def _call(self, steps: Steps) -> tuple[KQLState, online.Outcome]:
+        count, number = np.int32(len(steps.reward)), np.int32(self.history.count)
+        raw = Transition(*(getattr(steps, name) for name in Transition._fields))
+        raw = raw._replace(action=raw.action.astype(np.int32))
+        given = self._cfg, self._scaling, self.state
+        if len(steps.now) == 1 and count:
+            one = Transition(*(rows[0] for rows in raw))
+            return online.advance(*given, one, steps.now[0], self._key, number)
+        full = Transition(*(_pad(rows, len(steps.now)) for rows in raw))
+        return online.advance_many(*given, full, count, steps.now, self._key, number)
 
     def begin(self, now: np.ndarray) -> np.ndarray:
         """First actions `[n]` at raw observations `[n, l]`."""
@@ -188,13 +209,18 @@ class Learner:
 
     def repair(self) -> None:
         """After an interruption: a step that was cut short has taken the old state with it."""
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
+        if _is_lost(self.state):
             self.replay()
 
     def load_state(self, state: KQLState) -> None:
         """Takes a state from a file, with numpy arrays."""
         with jax.enable_x64(True):
             self.state = jax.tree.map(jnp.asarray, state)
+
+
+def _is_lost(state: KQLState) -> bool:
+    """Whether the arrays were donated to a call."""
+    return any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def check_sound(is_sound: bool) -> None:

@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n"
         "  kqljax train MountainCar-v0 --out car.npz --seed 0\n"
-        "  kqljax train MountainCarContinuous-v0 --actions -1 0 1 --steps 2000 --out hill.npz\n"
+        "  kqljax train MountainCarContinuous-v0 --actions -1 1 --reward-range -0.1 100 --steps 2000 --out hill.npz\n"
         "  kqljax train --from car.npz --steps 500 --out car.npz      # go on; lam and beta stay as they were\n\n"
         "An environment of a package of yours: kqljax train my_package:MyEnv-v0 --out mine.npz\n"
         "Ctrl-C saves what was learned so far."
