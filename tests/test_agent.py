@@ -239,6 +239,11 @@ def test_features():
     assert np.abs(agent.q_values(np.array([-0.5, 0.0])) - exact.q_values(np.array([-0.5, 0.0]))).max() < 0.1
 
 
+def test_features_are_not_those_of_the_papers_task_where_its_bounds_are_not():
+    agent = KQL("MountainCar-v0", features="auto", obs_bounds=(-2.0, 2.0))
+    assert type(agent.config.features).__name__ == "TaylorMap"
+
+
 def test_features_where_nothing_is_known():
     agent = KQL(Line(), features="auto", seed=0).learn(STEPS)
     assert type(agent.config.features).__name__ == "TaylorMap"

@@ -16,7 +16,7 @@ def make_features(kernel: Kernel, task: Task | None, obs_dim: int, num_actions: 
     Those are exact features for the linear kernel, the Taylor basis for RBF where it is not too large, random Fourier features
     for Matern, and for the others a dictionary of states that grows while learning.
     """
-    if task is not None and task.num_actions == num_actions:
+    if task is not None:
         return features.auto(kernel, task, TOLERANCE)
     if isinstance(kernel, Linear):
         return features.linear(kernel, obs_dim, num_actions)

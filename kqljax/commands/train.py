@@ -76,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
     found = {
         "env": agent.env_name,
         "seed": agent.seed,
-        "steps": agent.num_timesteps,
+        "steps": agent.num_timesteps - before,
+        "steps_in_all": agent.num_timesteps,
         "seconds": seconds,
         "training_episodes": agent.episode_returns,
         "evaluation": {"episodes": len(returns), "mean": float(np.mean(returns)), "std": float(np.std(returns))},
@@ -126,7 +127,8 @@ def _print(found: dict[str, Any]) -> None:
     episodes, after = found["training_episodes"], found["evaluation"]
     console = console_for_tables()
     lines = [
-        f"learned {found['env']} for {found['steps']} steps in {found['seconds']:.1f} s, {len(episodes)} episodes ended",
+        f"learned {found['env']} for {found['steps']} steps in {found['seconds']:.1f} s; in all {found['steps_in_all']} "
+        f"steps and {len(episodes)} episodes that ended",
         f"{after['episodes']} episodes after training: mean return {after['mean']:.1f}, std {after['std']:.1f}",
         f"wrote {found['file']}",
     ]
