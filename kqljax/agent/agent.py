@@ -12,7 +12,7 @@ import numpy as np
 from kqljax.agent import episodes, files
 from kqljax.agent.features import make_features
 from kqljax.agent.learner import History, Learner, check_sound
-from kqljax.agent.loops import Loop, SingleLoop, Steps, VectorLoop
+from kqljax.agent.loops import Loop, SingleLoop, Steps, Totals, VectorLoop
 from kqljax.agent.progress import learning_bar
 from kqljax.agent.scaling import Ranges, check_obs_bounds, check_reward_range
 from kqljax.agent.spaces import open_env, preset_of, read_actions, read_observations, spaces_of
@@ -249,7 +249,7 @@ class KQL:
             self._learner.set_horizon(total_timesteps, self._lam, self._beta)
         self._learner.reserve(total_timesteps + loop.num_envs - 1)
         stop_at = self.num_timesteps + total_timesteps
-        totals = _Totals(loop.num_envs)
+        totals = Totals(loop.num_envs)
         try:
             with learning_bar(total_timesteps, progress_bar) as show:
                 # The seed of later calls follows from the first: otherwise each would begin with the same episodes.
@@ -383,19 +383,3 @@ class KQL:
         if env is not None:
             agent._replace_env(env)
         return agent
-
-
-class _Totals:
-    """Returns and lengths of the episodes under way in n environments."""
-
-    def __init__(self, num_envs: int) -> None:
-        self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, int)
-
-    def add(self, steps: Steps) -> list[tuple[float, int]]:
-        """Takes in a step; return and length of each episode that it ended."""
-        self._returns[steps.env] += steps.reward
-        self._lengths[steps.env] += 1
-        over = steps.env[steps.terminated | steps.truncated]
-        done = [(float(self._returns[i]), int(self._lengths[i])) for i in over]
-        self._returns[over], self._lengths[over] = 0.0, 0
-        return done

@@ -1,9 +1,9 @@
 """KQL's state over the length of a run: its room, the transitions it came from, and learning from them anew.
 
 Everything runs in float64 by default, whatever jax has enabled: the calls are made inside `jax.enable_x64(True)`, which holds
-for this thread and these calls alone. The exact engine needs it (docs/numerics.md), and nothing of the caller's changes. The
-other way, features in float32 by default, would be three times as fast (0.7 s for 1000 steps of MountainCar against
-2.1, on two CPU cores), but needs a map that suits the environment, which only the paper's tasks are known to have; it is one option away, `features="auto"`.
+for this thread and these calls alone. The exact engine needs it (docs/numerics.md), and nothing of the caller's changes.
+Features in float32 would be three times as fast (0.7 s for 1000 steps of MountainCar against 2.1, on two CPU cores), but need a
+map that suits the environment, which is known for the paper's tasks alone: they are one option away, `features="auto"`.
 """
 
 from __future__ import annotations

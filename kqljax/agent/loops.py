@@ -124,3 +124,19 @@ class VectorLoop:
             truncated=(np.asarray(truncated, bool) & ~np.asarray(terminated, bool))[is_real],
             now=self._now,
         )
+
+
+class Totals:
+    """Returns and lengths of the episodes under way in n environments."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, int)
+
+    def add(self, steps: Steps) -> list[tuple[float, int]]:
+        """Takes in a step; return and length of each episode that it ended."""
+        self._returns[steps.env] += steps.reward
+        self._lengths[steps.env] += 1
+        over = steps.env[steps.terminated | steps.truncated]
+        done = [(float(self._returns[i]), int(self._lengths[i])) for i in over]
+        self._returns[over], self._lengths[over] = 0.0, 0
+        return done
