@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import kqljax
-from kqljax import KQL, saving
+from kqljax import KQL
+from kqljax.agent import archive
 
 STEPS = 40
 OBS = np.array([[-0.5, 0.0], [0.3, 0.02]])
@@ -68,7 +69,7 @@ class Own(kqljax.Kernel):
 def test_a_kernel_of_ones_own_is_given_again(tmp_path):
     agent = KQL("MountainCar-v0", kernel=Own(0.2), horizon=STEPS, seed=0).learn(10)
     agent.save(tmp_path / "own.npz")
-    with pytest.raises(saving.SavedFileError, match=r"Own\(scale=0.2\).*give it again, load\(path, kernel=...\)"):
+    with pytest.raises(archive.SavedFileError, match=r"Own\(scale=0.2\).*give it again, load\(path, kernel=...\)"):
         KQL.load(tmp_path / "own.npz")
     loaded = KQL.load(tmp_path / "own.npz", kernel=Own(0.2))
     np.testing.assert_array_equal(agent.q_values(OBS), loaded.q_values(OBS))
@@ -100,7 +101,7 @@ def altered(path, target, **changes):
     ],
 )
 def test_other_versions_and_kinds(path, tmp_path, changes, words):
-    with pytest.raises(saving.SavedFileError, match=words):
+    with pytest.raises(archive.SavedFileError, match=words):
         KQL.load(altered(path, tmp_path / "other.npz", **changes))
 
 
@@ -110,9 +111,9 @@ def test_files_that_are_not_ours(path, tmp_path):
     np.savez(tmp_path / "pickled.npz", about=np.array([{"format": "kqljax"}], object))
     (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:-100])
     for name in ("text", "foreign.npz", "pickled.npz", "cut.npz"):
-        with pytest.raises(saving.SavedFileError, match="not a file that kqljax saved"):
+        with pytest.raises(archive.SavedFileError, match="not a file that kqljax saved"):
             KQL.load(tmp_path / name)
-    with pytest.raises(saving.SavedFileError, match="cannot read"):
+    with pytest.raises(archive.SavedFileError, match="cannot read"):
         KQL.load(tmp_path / "nothing.npz")
 
 
@@ -122,7 +123,7 @@ def test_files_are_written_whole_or_not_at_all(agent, path, tmp_path, monkeypatc
     monkeypatch.setattr(
         np, "savez_compressed", lambda file, **_: file.write(b"half") and (_ for _ in ()).throw(OSError("full"))
     )
-    with pytest.raises(saving.SavedFileError, match="cannot write .*full"):
+    with pytest.raises(archive.SavedFileError, match="cannot write .*full"):
         agent.save(target)
     assert [each.name for each in tmp_path.iterdir()] == ["agent.npz"]
     same(agent, KQL.load(target))
@@ -130,5 +131,5 @@ def test_files_are_written_whole_or_not_at_all(agent, path, tmp_path, monkeypatc
 
 def test_a_place_that_cannot_be_written(agent, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(saving.SavedFileError, match="cannot write"):
+    with pytest.raises(archive.SavedFileError, match="cannot write"):
         agent.save(tmp_path / "file" / "agent.npz")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kqljax import saving
+from kqljax.agent import archive
 from kqljax.agent.learner import History, Learner
 from kqljax.agent.scaling import Ranges
 from kqljax.agent.spaces import Observations
@@ -35,12 +35,12 @@ def save(agent: KQL, path: str | os.PathLike[str]) -> None:
         "ranges": learner.ranges.as_dict(),
         "history": learner.history.as_dict(),
     }
-    saving.write(path, KIND, VERSION, content)
+    archive.write(path, KIND, VERSION, content)
 
 
 def load_into(agent: KQL, path: str | os.PathLike[str], kernel: Kernel | None) -> None:
     """Fills an empty agent from a file."""
-    found = saving.read(path, KIND, VERSION, kernel)
+    found = archive.read(path, KIND, VERSION, kernel)
     for name in _GIVEN:
         setattr(agent, name, found["given"][name])
     agent.env, agent._draws = None, 0
