@@ -1,6 +1,6 @@
 """kqljax: Kernelized Q-Learning (Liu and Su) in JAX."""
 
-from kqljax import features
+from kqljax import features, theory
 from kqljax.agent import KQL, AgentStep
 from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
@@ -53,5 +53,6 @@ __all__ = [
     "kql_step_and_act",
     "make_task",
     "rollout_returns",
+    "theory",
     "train",
 ]

@@ -159,14 +159,17 @@ def _check_normalisation(cfg: KQLConfig, obs_dim: int) -> None:
 
 
 def _self_kernels(cfg: KQLConfig, obs_dim: int) -> np.ndarray:
-    """k(x, x) at the centre, at corners and inside of the box [-1, 1]^l, with every action; an error where it is no kernel.
+    """k(x, x) with every action at the kernel's own domain, or at the centre, at corners and inside of the box [-1, 1]^l; an
+    error where it is no kernel.
 
     A config whose numbers are batched holds many kernels, each a config of its own: they are not looked at here.
     """
     if np.ndim(cfg.lam) or np.ndim(cfg.gamma) or np.ndim(cfg.beta):
         return np.ones(1)
-    points = np.random.default_rng(0).uniform(-1, 1, (16, obs_dim))
-    points[0], points[1], points[2:8] = 0.0, 1.0, np.sign(points[2:8])
+    points = cfg.kernel.domain(obs_dim)
+    if points is None:
+        points = np.random.default_rng(0).uniform(-1, 1, (16, obs_dim))
+        points[0], points[1], points[2:8] = 0.0, 1.0, np.sign(points[2:8])
 
     def own(obs: Array, action: Array) -> Array:
         return cfg.kernel.evaluate(Pair(obs, action), Pair(obs, action))

@@ -96,6 +96,18 @@ class Kernel:
         own = jnp.eye(num_actions, dtype=dtype)
         return Mixing(jnp.broadcast_to(own[:, :, None], (num_actions,) * 3), None)
 
+    def domain(self, obs_dim: int) -> Any:
+        """Observations `[N, l]` of the kind that the kernel is for; None is anywhere in [-1, 1]^l.
+
+        The kernel is tried out there when a run begins. A kernel made of others takes their word.
+        """
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            part = getattr(self, field.name)
+            found = part.domain(obs_dim) if isinstance(part, Kernel) else None
+            if found is not None:
+                return found
+        return None
+
     def __add__(self, other: Kernel) -> Kernel:
         return Sum(_operand(self, "+"), _operand(other, "+"))
 

@@ -6,6 +6,7 @@ import numerics
 import numpy as np
 import oracle
 import pytest
+import regret
 import scaling
 import step_time
 from numpy_kql import NumpyKQL
@@ -28,6 +29,13 @@ def test_step_time_checks_before_it_prints(monkeypatch, capsys):
 def test_numerics(capsys):
     numerics.main(["--smoke"])
     assert capsys.readouterr().out.count("| MountainCar-v0 |") == 5
+
+
+def test_regret(capsys):
+    regret.main(["--smoke"])
+    printed = capsys.readouterr().out
+    assert printed.count("| kql-greedy |") == 2
+    assert "growth exponents: kql " in printed
 
 
 def test_kovi(capsys):

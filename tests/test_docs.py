@@ -44,6 +44,33 @@ def test_readme_code_runs():
     assert names["run"].state.q_tilde.dtype == "float32"
 
 
+def test_code_of_the_theory_page_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "theory.md").read_text(), re.DOTALL)
+    assert len(blocks) == 6
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, "theory.md", "exec"), names)
+
+
+def test_regret_table_is_the_committed_result():
+    page = (ROOT / "docs" / "theory.md").read_text()
+    committed = json.loads((ROOT / "benchmarks" / "results" / "regret.json").read_text())
+    names = {"kql": "KQL, β of Theorem 1", "kql-paper": "KQL, β of section 6", "kql-greedy": "KQL, β = 0"}
+    names["q-learning"] = "ε-greedy Q-learning"
+    for learner, words in names.items():
+        regrets = [f"{row['regret_iqm']:.1f}" for row in committed["rows"] if row["learner"] == learner]
+        exponent = f"{committed['exponents'][learner]:.2f}".replace("-", "−")  # noqa: RUF001
+        assert f"| {words} | {' | '.join(regrets)} | {exponent} |" in page
+
+
+def test_scaling_table_is_the_committed_result():
+    page = (ROOT / "docs" / "features.md").read_text()
+    for row in json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text())["rows"]:
+        if row["horizon"] >= 1000 and row["horizon"] != 2000:
+            seconds = f"{row['seconds']:.3f} | {row['microseconds_a_step']:.0f}"
+            assert f"| {row['task']} | {row['engine']} | {row['horizon']} | {seconds} |" in page
+
+
 def test_readme_table_is_the_committed_result():
     results = ROOT / "benchmarks" / "results"
     document = place_beside(json.loads((results / "table1.json").read_text()), results / "sb3_dqn.json")

@@ -75,6 +75,9 @@ def _compute(options: argparse.Namespace) -> dict[str, Any]:
         "obs_dim": options.obs_dim or (task.obs_dim if task else 2),
         "num_actions": options.actions or (task.num_actions if task else 3),
     }
+    for name, value in (("--obs-dim", options.obs_dim), ("--actions", options.actions), ("--horizon", options.horizon)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}.")
     eta = options.eta if options.eta is not None else (task.eta if task else 0.02)
     if options.kernel == "rbf" and not (math.isfinite(eta) and eta >= 0):
         raise UsageError(f"--eta must be at least 0, got {eta}.")

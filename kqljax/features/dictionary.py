@@ -40,7 +40,7 @@ class DictionaryMap(ProductMap):
 
     Attributes:
       points: `[m, l]` the chosen states.
-      whitener: `[m, m]` P.
+      whitener: `[m, m]` P^T; a product with the states' rows on the left is several times faster on CPU.
     """
 
     points: Any
@@ -50,7 +50,7 @@ class DictionaryMap(ProductMap):
         vector = jax.vmap(lambda point: state_kernel(self.kernel, obs, point, self.num_actions))(
             jnp.asarray(self.points, obs.dtype)
         )
-        return dot(jnp.asarray(self.whitener, obs.dtype), vector)
+        return dot(vector, jnp.asarray(self.whitener, obs.dtype))
 
 
 def dictionary(
@@ -79,7 +79,7 @@ def dictionary(
         )
     sizes = [max(1, int(np.argmax(residuals <= limit))) for limit in wanted]
     size = max(sizes)
-    whitener = solve_triangular(factor[:size, :size], np.eye(size), lower=True)
+    whitener = solve_triangular(factor[:size, :size], np.eye(size), lower=True).T.copy()
     error = float(sum(group.share * residuals[n] for group, n in zip(groups, sizes, strict=True)))
     root = grouped_root(groups, sizes)
     return DictionaryMap(

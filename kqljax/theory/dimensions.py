@@ -88,8 +88,9 @@ def _dimensions(kernel: Kernel, states: Any, actions: Any, lam: Any, num_actions
 
 def _of_gram(kernel: Kernel, states: Array, actions: Array, lam: Any, num_actions: int) -> Dimensions:
     pairs = Pair(states, jax.nn.one_hot(actions, num_actions, dtype=states.dtype))
-    # Rounding makes the smallest eigenvalues of a Gram matrix negative.
-    values = jnp.maximum(jnp.linalg.eigvalsh(gram(kernel, pairs, pairs)), 0.0)
+    values = jnp.linalg.eigvalsh(gram(kernel, pairs, pairs))
+    # What is below rounding is zero: it comes out negative too, and at a small lam each of it would count as a dimension.
+    values = jnp.where(values > values.shape[0] * jnp.finfo(values.dtype).eps * values[-1], values, 0.0)
     return Dimensions(jnp.sum(values / (values + lam)), jnp.sum(jnp.log1p(values / lam)))
 
 

@@ -46,6 +46,9 @@ class Indicator(Kernel):
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
         return Mixing(jnp.eye(num_actions, dtype=dtype)[None], None)
 
+    def domain(self, obs_dim: int) -> np.ndarray:
+        return np.eye(obs_dim)
+
     def bound_shape(self, obs_dim: int, num_actions: int) -> tuple[int, None]:
         """x^T y in dimension S A."""
         return obs_dim * num_actions, None
@@ -63,6 +66,9 @@ class KnownFeatures(Kernel):
     def evaluate(self, x: Pair, y: Pair) -> Array:
         left, right = (jnp.einsum("s,a,sad->d", z.obs, z.action, jnp.asarray(self.phi, z.obs.dtype)) for z in (x, y))
         return jnp.dot(left, right)
+
+    def domain(self, obs_dim: int) -> np.ndarray:
+        return np.eye(obs_dim)
 
     def bound_shape(self, obs_dim: int, num_actions: int) -> tuple[int, None]:
         """x^T y in dimension d."""
