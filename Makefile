@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types table1 times bench clean
+.PHONY: help run test lint types notebooks table1 times bench clean
 
 help:            ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -30,6 +30,9 @@ lint: $(READY)   ## Ruff, rules and format
 
 types: $(READY)  ## Mypy
 	$(BIN)/mypy
+
+notebooks: $(READY) ## Builds and runs the notebooks; they go to results/notebooks
+	$(BIN)/python scripts/build_notebooks.py --out results/notebooks
 
 table1: $(READY) ## The paper's Table 1 with 30 seeds (about an hour and a half)
 	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random \

@@ -42,7 +42,7 @@ import kqljax
 from kqljax import features
 from kqljax.baselines import dqn
 from kqljax.baselines import random as uniform
-from kqljax.report import plots, records, summarise
+from kqljax.report import plots, records, style, summarise
 
 PARTS = ("deepsea", "breakout")
 FIRST_SEED = 1000
@@ -384,7 +384,7 @@ def _cell(found: list[dict], name: str) -> str:
 
 def draw(document: dict, path: Path) -> None:
     """Left: episodes until the goal of DeepSea was first reached. Right: learning curves of Breakout."""
-    plots.require_matplotlib()
+    style.require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

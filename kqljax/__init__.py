@@ -1,6 +1,7 @@
 """kqljax: Kernelized Q-Learning (Liu and Su) in JAX."""
 
 from kqljax import features, theory
+from kqljax.agent import KQL, AgentStep
 from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
@@ -24,7 +25,9 @@ from kqljax.tasks import Task, TaskStep, make_task
 __version__ = "0.1.0"
 
 __all__ = [
+    "KQL",
     "RBF",
+    "AgentStep",
     "KQLConfig",
     "KQLInfo",
     "KQLState",

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 import jax
 
 import kqljax
-from kqljax.commands import bounds, table1
+from kqljax.commands import bounds, completion, evaluate, render, report, table1, train
 from kqljax.commands.base import UsageError
 
 
@@ -37,8 +37,13 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "train": Command("an agent in a gymnasium environment, saved to a file", train.add_options, train.run),
+    "evaluate": Command("what a saved agent returns", evaluate.add_options, evaluate.run),
+    "render": Command("an episode of a saved agent as an animated GIF", render.add_options, render.run),
     "table1": Command("the paper's Table 1: algorithms, tasks, many seeds", table1.add_options, table1.run),
+    "report": Command("one HTML page of a table's results or of an agent", report.add_options, report.run),
     "bounds": Command("confidence width, dimensions and regret bound for a setting", bounds.add_options, bounds.run),
+    "completion": Command("completion of this command's words in your shell", completion.add_options, completion.run),
 }
 
 
@@ -47,7 +52,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="kqljax",
         description="Kernelized Q-learning in JAX.",
-        epilog="example:\n  kqljax table1 --seeds 5 --out results\n\nkqljax COMMAND --help tells more.",
+        epilog=(
+            "examples:\n  kqljax train MountainCar-v0 --out car.npz\n  kqljax table1 --seeds 5 --out results\n\n"
+            "kqljax COMMAND --help tells more."
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"kqljax {kqljax.__version__}")

@@ -33,10 +33,11 @@ def test_public_names_are_there_and_sorted():
 
 def test_readme_code_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names: dict = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
+    assert names["agent"].num_timesteps == 1000
     assert names["returns"].shape == (20,)
     assert bool(names["info"].is_stored)
     assert names["widths"].shape == (3,)

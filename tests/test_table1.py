@@ -8,7 +8,7 @@ import pytest
 from kqljax import cli, experiment
 from kqljax.algorithms import ALGORITHMS as KNOWN
 from kqljax.algorithms import make_algorithm
-from kqljax.report import plots, records, to_rliable
+from kqljax.report import records, style, to_rliable
 from kqljax.tasks import make_task
 
 TASKS = ["MountainCar-v0", "CartPole-v0"]
@@ -234,7 +234,7 @@ def test_missing_matplotlib_is_told_before_the_run(tmp_path, capsys, monkeypatch
     def missing():
         raise ImportError("figures need matplotlib, the extra `plots`: pip install 'kqljax[plots]'.")
 
-    monkeypatch.setattr(plots, "require_matplotlib", missing)
+    monkeypatch.setattr(style, "require_matplotlib", missing)
     assert cli.main(["table1", "--out", str(tmp_path)]) == 2
     assert "kqljax[plots]" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from kqljax import beside, experiment
 from kqljax.algorithms import ALGORITHMS
 from kqljax.commands.base import INTERRUPTED, UsageError, console_for_tables
-from kqljax.report import plots, records, table
+from kqljax.report import plots, records, style, table
 from kqljax.tasks import TASKS
 
 
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if not options.no_figures:
         try:
-            plots.require_matplotlib()
+            style.require_matplotlib()
         except ImportError as error:
             raise UsageError(f"{error} Or add --no-figures.") from error
     try:

@@ -1,14 +1,8 @@
-"""Figures of a results document: every seed as a dot, and learning curves.
-
-Matplotlib is the extra `plots` and is imported when a figure is made. Figures are drawn on canvases of their own, so
-neither the backend nor the global style of the calling program is touched.
-"""
+"""Figures of a results document: every seed as a dot, and learning curves."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +10,7 @@ import numpy as np
 
 from kqljax.report.records import Document
 from kqljax.report.statistics import summarise
+from kqljax.report.style import INK, QUIET, finish, line, panels, save
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; an algorithm keeps its colour in every figure.
 COLOURS = {
@@ -29,30 +24,23 @@ COLOURS = {
     "random": "#7A7A7A",
 }
 _OTHER = "#CC79A7"
-_INK, _QUIET = "#222222", "#8C8C8C"
-
-
-def require_matplotlib() -> None:
-    """Raises ImportError with the remedy where the extra is missing."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("figures need matplotlib, the extra `plots`: pip install 'kqljax[plots]'.")
 
 
 def save_figures(document: Document, out: str | os.PathLike[str]) -> list[Path]:
     """Writes `seeds.png` and, where there are curves, `curves.png`; returns their paths."""
-    paths = [save_strip(document, Path(out) / "seeds.png")]
+    paths = [save(draw_strip(document), Path(out) / "seeds.png")]
     if document["curves"]:
-        paths.append(save_curves(document, Path(out) / "curves.png"))
+        paths.append(save(draw_curves(document), Path(out) / "curves.png"))
     return paths
 
 
-def save_strip(document: Document, path: Path) -> Path:
+def draw_strip(document: Document, columns: int = 2) -> Any:
     """One panel a task, one row an algorithm: a dot a seed, the IQM with its interval, the paper's figure."""
     tasks = [task for task in document["settings"]["tasks"] if task in document["summary"]]
     algorithms = document["settings"]["algorithms"]
-    figure, panels = _panels(len(tasks), 4.9, 1.0 + 0.52 * len(algorithms), share_y=True)
+    figure, cells = panels(len(tasks), 4.9, 1.0 + 0.52 * len(algorithms), share_y=True, columns=columns)
     rng = np.random.default_rng(0)
-    for panel, task in zip(panels, tasks, strict=True):
+    for panel, task in zip(cells, tasks, strict=True):
         for row, algorithm in enumerate(algorithms):
             cell = document["summary"][task].get(algorithm)
             if cell is None:
@@ -65,32 +53,32 @@ def save_strip(document: Document, path: Path) -> Path:
             panel.plot([cell["low"], cell["high"]], [row - 0.16] * 2, color=colour, lw=2.4, solid_capstyle="butt")
             panel.plot(cell["iqm"], row - 0.16, marker="D", ms=6, mfc=colour, mec="white", mew=0.9)
             if cell["paper_mean"] is not None:
-                panel.plot([cell["paper_mean"]] * 2, [row - 0.4, row + 0.4], color=_INK, lw=1.6, zorder=1)
-        panel.set_title(task, loc="left", fontsize=10.5, color=_INK)
+                panel.plot([cell["paper_mean"]] * 2, [row - 0.4, row + 0.4], color=INK, lw=1.6, zorder=1)
+        panel.set_title(task, loc="left", fontsize=10.5, color=INK)
         panel.set_yticks(range(len(algorithms)), algorithms)
         panel.set_ylim(len(algorithms) - 0.5, -0.5)
         panel.margins(x=0.06)
-        panel.set_xlabel("mean return of a seed", fontsize=9, color=_INK)
+        panel.set_xlabel("mean return of a seed", fontsize=9, color=INK)
         panel.grid(axis="x", color="#E8E8E8", lw=0.7)
         for row in range(1, len(algorithms)):
             panel.axhline(row - 0.5, color="#E8E8E8", lw=0.7, zorder=0)
         panel.tick_params(axis="y", length=0)
     marks = [
-        _line("one seed", marker="o", ms=4, ls="none", color=_QUIET),
-        _line("IQM, 95% interval over seeds", marker="D", ms=5.5, mec="white", color=_QUIET, lw=2.4),
-        _line("paper's mean", marker="|", ms=13, mew=1.6, ls="none", color=_INK),
+        line("one seed", marker="o", ms=4, ls="none", color=QUIET),
+        line("IQM, 95% interval over seeds", marker="D", ms=5.5, mec="white", color=QUIET, lw=2.4),
+        line("paper's mean", marker="|", ms=13, mew=1.6, ls="none", color=INK),
     ]
-    return _finish(figure, marks, f"{_seeds(document)}, {document['settings']['steps']} steps of training", path)
+    return finish(figure, marks, f"{_seeds(document)}, {document['settings']['steps']} steps of training")
 
 
-def save_curves(document: Document, path: Path) -> Path:
+def draw_curves(document: Document, columns: int = 2) -> Any:
     """One panel a task: thin lines are seeds, the thick one their IQM with its interval; the paper's figure is dashed."""
     curves = document["curves"]
     tasks = [task for task in document["settings"]["tasks"] if any(curve["task"] == task for curve in curves)]
     algorithms = list(dict.fromkeys(curve["algorithm"] for curve in curves))
-    figure, panels = _panels(len(tasks), 4.6, 3.0, share_y=False)
+    figure, cells = panels(len(tasks), 4.6, 3.0, share_y=False, columns=columns)
     marks = []
-    for panel, task in zip(panels, tasks, strict=True):
+    for panel, task in zip(cells, tasks, strict=True):
         for algorithm in algorithms:
             mine = [curve for curve in curves if (curve["task"], curve["algorithm"]) == (task, algorithm)]
             if not mine:
@@ -105,58 +93,20 @@ def save_curves(document: Document, path: Path) -> Path:
             panel.plot(steps, [p.iqm for p in points], color=colour, lw=2.4, marker="o", ms=4)
             paper = document["summary"].get(task, {}).get(algorithm, {}).get("paper_mean")
             if paper is not None:
-                panel.axhline(paper, color=_INK, lw=1.2, ls=(0, (5, 3)))
-        panel.set_title(task, loc="left", fontsize=10.5, color=_INK)
-        panel.set_xlabel("environment steps", fontsize=9, color=_INK)
-        panel.set_ylabel("return", fontsize=9, color=_INK)
+                panel.axhline(paper, color=INK, lw=1.2, ls=(0, (5, 3)))
+        panel.set_title(task, loc="left", fontsize=10.5, color=INK)
+        panel.set_xlabel("environment steps", fontsize=9, color=INK)
+        panel.set_ylabel("return", fontsize=9, color=INK)
         panel.set_xlim(0, 1.03 * document["settings"]["steps"])
         panel.margins(y=0.08)
         panel.grid(axis="y", color="#E8E8E8", lw=0.7)
     for algorithm in algorithms:
-        marks.append(_line(f"{algorithm}: IQM, 95% interval", marker="o", ms=4, lw=2.4, color=COLOURS.get(algorithm, _OTHER)))
-    marks.append(_line("one seed", lw=0.8, color=_QUIET))
-    marks.append(_line("paper's mean after training", lw=1.2, ls=(0, (5, 3)), color=_INK))
+        marks.append(line(f"{algorithm}: IQM, 95% interval", marker="o", ms=4, lw=2.4, color=COLOURS.get(algorithm, _OTHER)))
+    marks.append(line("one seed", lw=0.8, color=QUIET))
+    marks.append(line("paper's mean after training", lw=1.2, ls=(0, (5, 3)), color=INK))
     count = len({curve["seed"] for curve in curves})
     note = f"{count} seed{'' if count == 1 else 's'}, {curves[0]['episodes']} evaluation episodes a point"
-    return _finish(figure, marks, note, path)
-
-
-def _panels(count: int, width: float, height: float, share_y: bool) -> tuple[Any, list[Any]]:
-    """A figure with `count` panels, at most two in a row."""
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns = min(2, count)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(width * columns, height * rows + 0.6), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
-    panels = list(grid.flat)
-    for spare in panels[count:]:
-        spare.set_visible(False)
-    for panel in panels[:count]:
-        panel.spines[["top", "right", "left"]].set_visible(False)
-        panel.spines["bottom"].set_color(_QUIET)
-        panel.tick_params(colors=_INK, labelsize=9)
-        panel.tick_params(axis="y", length=0)
-        panel.set_axisbelow(True)
-    return figure, panels[:count]
-
-
-def _finish(figure: Any, marks: Sequence[Any], note: str, path: Path) -> Path:
-    # A wide figure has room for the legend in one line, a single panel has not.
-    columns = len(marks) if figure.get_figwidth() > 7 else 1
-    legend = figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, title=note)
-    legend.get_title().set(fontsize=9, color=_INK)
-    figure.savefig(path, facecolor="white")
-    return path
-
-
-def _line(label: str, **style: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], label=label, **style)
+    return finish(figure, marks, note)
 
 
 def _returns(document: Document, task: str, algorithm: str) -> np.ndarray:

@@ -1,0 +1,81 @@
+"""What all figures share.
+
+Matplotlib is the extra `plots` and is imported when a figure is made. Figures are drawn on canvases of their own, so
+neither the backend nor the global style of the calling program is touched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kqljax.files import replace_file
+
+INK, QUIET = "#222222", "#8C8C8C"
+
+
+def require_matplotlib() -> None:
+    """Raises ImportError with the remedy where the extra is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("figures need matplotlib, the extra `plots`: pip install 'kqljax[plots]'.")
+
+
+def panels(count: int, width: float, height: float, share_y: bool, columns: int = 2) -> tuple[Any, list[Any]]:
+    """A figure with `count` panels, at most `columns` in a row."""
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):  # matplotlib is imported late, so the class is made here
+        def _repr_png_(self) -> bytes:
+            """What a notebook shows, also where pyplot knows nothing of the figure."""
+            return png(self)
+
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = Shown(figsize=(width * columns, height * rows + 0.6), dpi=160, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+    cells = list(grid.flat)
+    for spare in cells[count:]:
+        spare.set_visible(False)
+    for panel in cells[:count]:
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.spines["bottom"].set_color(QUIET)
+        panel.tick_params(colors=INK, labelsize=9)
+        panel.tick_params(axis="y", length=0)
+        panel.set_axisbelow(True)
+    return figure, cells[:count]
+
+
+def finish(figure: Any, marks: Sequence[Any], note: str) -> Any:
+    """The figure with a legend below, under a note."""
+    # A wide figure has room for the legend in one line, a single panel has not.
+    columns = max(1, len(marks)) if figure.get_figwidth() > 7 else 1
+    legend = figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, title=note)
+    legend.get_title().set(fontsize=9, color=INK)
+    return figure
+
+
+def line(label: str, **style: Any) -> Any:
+    """An entry of a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **style)
+
+
+def png(figure: Any) -> bytes:
+    """The figure as a PNG."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", facecolor="white")
+    return data.getvalue()
+
+
+def save(figure: Any, path: str | os.PathLike[str]) -> Path:
+    """Writes the figure as a PNG, whole or not at all."""
+    replace_file(Path(path), lambda file: file.write(png(figure)))
+    return Path(path)
