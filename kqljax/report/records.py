@@ -24,6 +24,8 @@ from typing import Any
 
 import jax
 
+from kqljax.files import replace_file
+
 Document = dict[str, Any]
 
 
@@ -56,21 +58,8 @@ def read(path: Path, parts: Set[str] = frozenset({"settings", "results"})) -> Do
 
 def write(path: Path, document: Document) -> None:
     """Replaces the file in one move: a reader, or a run that goes on, finds the old document or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(document, file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files for the owner alone; results are as public as any other file.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def check_same_settings(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
