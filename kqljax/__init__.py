@@ -18,6 +18,7 @@ from kqljax.kql import (
 )
 from kqljax.memory import estimate_memory
 from kqljax.rollout import TrainLog, TrainRun, evaluate, rollout_returns, train
+from kqljax.saving import load_state, save_state
 from kqljax.tasks import Task, TaskStep, make_task
 
 __version__ = "0.1.0"
@@ -48,7 +49,9 @@ __all__ = [
     "kql_predict",
     "kql_step",
     "kql_step_and_act",
+    "load_state",
     "make_task",
     "rollout_returns",
+    "save_state",
     "train",
 ]
