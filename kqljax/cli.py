@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 import jax
 
 import kqljax
-from kqljax.commands import bounds, table1
+from kqljax.commands import bounds, sweep, table1
 from kqljax.commands.base import UsageError
 
 
@@ -38,6 +38,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "table1": Command("the paper's Table 1: algorithms, tasks, many seeds", table1.add_options, table1.run),
+    "sweep": Command("many settings and seeds, on many devices, with checkpoints", sweep.add_options, sweep.run),
     "bounds": Command("confidence width, dimensions and regret bound for a setting", bounds.add_options, bounds.run),
 }
 

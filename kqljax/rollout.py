@@ -185,9 +185,7 @@ def train(
         capacity = next((size for size in capacities if size >= stop), capacities[-1])
         if capacity > carry.state.capacity:
             carry = carry._replace(state=kql_grow(carry.state, capacity, is_full=True))
-        carry, log = lax.scan(
-            lambda carry, key: advance(task, cfg, carry, key), carry, step_keys(keys, done, stop - done)
-        )
+        carry, log = lax.scan(lambda carry, key: advance(task, cfg, carry, key), carry, step_keys(keys, done, stop - done))
         logs.append(log)
         done = stop
         if stop in eval_at:

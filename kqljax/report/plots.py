@@ -121,6 +121,45 @@ def save_curves(document: Document, path: Path) -> Path:
     return _finish(figure, marks, note, path)
 
 
+def save_sweep(document: Document, path: Path) -> Path:
+    """One panel a task and swept name: a dot a seed, and at each value the IQM of all its runs with its interval."""
+    names = [name for name in document["swept"] if name != "task"]
+    tasks = list(dict.fromkeys(setting["task"] for setting in document["sweep"]["settings"]))
+    places = [(task, name) for task in tasks for name in names or ["task"]]
+    figure, panels = _panels(len(places), 4.6, 2.9, share_y=False)
+    rng = np.random.default_rng(0)
+    for panel, (task, name) in zip(panels, places, strict=True):
+        rows = [row for row in document["rows"] if row["task"] == task and row["is_sound"]]
+        # A setting without the name has the default; it stands apart from those that were given a value.
+        values = sorted({row[name] for row in rows if row[name] is not None})
+        labels = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+        if any(row[name] is None for row in rows):
+            values, labels = [*values, None], [*labels, "default"]
+        for at, value in enumerate(values):
+            returns = np.array([row["return_mean"] for row in rows if row[name] == value])
+            panel.scatter(
+                at + rng.uniform(-0.12, 0.12, returns.size), returns, s=12, color=COLOURS["kql-rbf"], alpha=0.5, linewidths=0
+            )
+            found = summarise(returns)
+            panel.plot([at + 0.25] * 2, [found.low, found.high], color=_INK, lw=2.0, solid_capstyle="butt")
+            panel.plot(at + 0.25, found.iqm, marker="D", ms=5.5, mfc=_INK, mec="white", mew=0.9)
+        panel.set_title(task, loc="left", fontsize=10.5, color=_INK)
+        panel.set_xticks(range(len(values)), labels)
+        if len(labels) > 6:
+            panel.tick_params(axis="x", rotation=45)
+        panel.set_xlim(-0.5, max(len(values), 1) - 0.3)
+        panel.set_xlabel("" if name == "task" else name, fontsize=9, color=_INK)
+        panel.set_ylabel("mean return of a seed", fontsize=9, color=_INK)
+        panel.margins(y=0.08)
+        panel.grid(axis="y", color="#E8E8E8", lw=0.7)
+    marks = [
+        _line("one seed of one setting", marker="o", ms=4, ls="none", color=COLOURS["kql-rbf"], alpha=0.5),
+        _line("IQM, 95% interval over all runs with this value", marker="D", ms=5.5, mec="white", color=_INK, lw=2.0),
+    ]
+    sweep = document["sweep"]
+    return _finish(figure, marks, f"{len(sweep['settings'])} settings, {sweep['seeds']} seeds, {sweep['steps']} steps", path)
+
+
 def _panels(count: int, width: float, height: float, share_y: bool) -> tuple[Any, list[Any]]:
     """A figure with `count` panels, at most two in a row."""
     require_matplotlib()
