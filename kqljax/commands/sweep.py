@@ -35,9 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     default = Sweep(settings=())
     parser.usage = "kqljax sweep [options] --out DIR\n       kqljax sweep show DIR"
     parser.description = (
-        "Runs every setting with every seed and leaves one tidy table, results.csv and results.json, in the directory. A sweep\n"
-        "that was interrupted, in whatever way, goes on with the same command. `kqljax sweep show DIR` prints the best settings\n"
-        "with intervals and draws the return against each swept number."
+        "Runs every setting with every seed and leaves one tidy table, results.csv and results.json, in the directory.\n"
+        "A sweep that was interrupted, in whatever way, goes on with the same command. `kqljax sweep show DIR` prints the\n"
+        "best settings with intervals and draws the return against each swept number."
     )
     parser.epilog = (
         "examples:\n"
@@ -45,8 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "  kqljax sweep --task MountainCar-v0 CartPole-v0 --eta 0.01 0.02 0.05 --gamma 0.9 0.95 --seeds 8 --out results/grid\n"
         "  kqljax sweep --file grid.toml --out results/grid\n"
         "  kqljax sweep show results/grid\n\n"
-        "several values of a setting, after one flag or after the same flag again, make a grid: all combinations. A file, TOML\n"
-        "or JSON, has the same names:\n"
+        "several values of a setting, after one flag or after the same flag again, make a grid: all combinations. A file,\n"
+        "TOML or JSON, has the same names:\n"
         "  seeds = 8\n"
         "  steps = 1000\n"
         "  [grid]                      # or [[settings]], a list without combinations\n"
@@ -194,13 +194,13 @@ def _show(directory: Path, options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     console = console_for_tables()
     print_best(document, console, options.top)
-    written = [directory / "results.csv", directory / "results.json"]
+    files = [directory / "results.csv", directory / "results.json"]
     if not options.no_figures:
         try:
-            written.append(plots.save_sweep(document, directory / FIGURE))
+            files.append(plots.save_sweep(document, directory / FIGURE))
         except ImportError as error:
             console.print(f"no figure: {error}", highlight=False)
-    console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+    console.print(f"all of it: {', '.join(map(str, files))}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -212,11 +212,10 @@ def print_best(document: records.Document, console: Console, top: int) -> None:
     for task in tasks:
         cells = [cell for cell in document["summary"] if cell["values"]["task"] == task]
         cells.sort(key=lambda cell: (cell["iqm"] is None, -(cell["iqm"] or 0.0)))
-        table = Table(
-            title=f"{task}: {sweep['steps']} steps, {sweep['episodes']} episodes, {sweep['seeds']} seeds from {sweep['first_seed']}",
-            title_justify="left", title_style="bold", caption_justify="left",
-            caption="IQM over seeds with its 95% bootstrap interval; seeds that were stopped are left out.",
-        )  # fmt: skip
+        seeds = f"{sweep['seeds']} seed{'' if sweep['seeds'] == 1 else 's'} from {sweep['first_seed']}"
+        title = f"{task}: {sweep['steps']} steps, {sweep['episodes']} episodes, {seeds}"
+        table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
+        table.caption = "IQM over seeds with its 95% bootstrap interval; seeds that were stopped are left out."
         for name in names:
             table.add_column(name, justify="right", no_wrap=True)
         for name in ("IQM [95%]", "mean", "worst .. best seed", "seeds"):
@@ -235,9 +234,8 @@ def print_best(document: records.Document, console: Console, top: int) -> None:
     for cell in document["summary"]:
         if cell["stopped_seeds"]:
             seeds = ", ".join(map(str, cell["stopped_seeds"]))
-            console.print(
-                f"stopped, numbers not finite: {describe(cell['values'])}, seeds {seeds}", style="red", highlight=False
-            )
+            words = f"stopped, numbers not finite: {describe(cell['values'])}, seeds {seeds}"
+            console.print(words, style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 def _word(value: Any) -> str:

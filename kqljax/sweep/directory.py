@@ -27,6 +27,7 @@ from kqljax.sweep.segments import ROWS
 MANIFEST = "manifest.json"
 MANIFEST_KIND, RUNNING_KIND, PART_KIND = "kqljax sweep", "kqljax sweep checkpoint", "kqljax sweep part"
 SCHEMA = 1
+_MANIFEST_PARTS = {"kind", "schema", "sweep", "chunk_sizes", "processes", "versions", "device", "earlier"}
 
 
 class Directory:
@@ -51,9 +52,7 @@ class Directory:
         if not path.exists():
             return
         try:
-            stored = records.read(
-                path, {"kind", "schema", "sweep", "chunk_sizes", "processes", "versions", "device", "earlier"}
-            )
+            stored = records.read(path, _MANIFEST_PARTS)
         except records.ResultsError as error:
             raise SweepError(str(error)) from error
         if (stored["kind"], stored["schema"]) != (MANIFEST_KIND, SCHEMA):
@@ -193,7 +192,7 @@ def _check_same(path: Path, stored: dict[str, Any], asked: dict[str, Any]) -> No
         before, now = stored.get(name), asked.get(name)
         if before == now:
             continue
-        if name == "settings" and isinstance(before, list):
+        if name == "settings" and isinstance(before, list) and isinstance(now, list):
             before, now = _first_difference(before, now)
         raise SweepError(
             f"{path} is of another sweep: {name.replace('_', ' ')} was {before}, this command has {now}. Give the same command "

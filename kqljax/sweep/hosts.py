@@ -75,7 +75,8 @@ class ManyProcesses(OneProcess):
                 for index, seconds in sorted(self._lost.items())
             )
             raise SweepError(
-                f"lost {words}. The checkpoints of all processes are intact: start the same command on all hosts again to go on."
+                f"lost {words}. The checkpoints of all processes are intact: start the same command on all hosts again to go "
+                "on."
             )
 
     def agree(self, name: str, value: Any) -> Any:

@@ -48,21 +48,12 @@ class Sweep:
 
     def validate(self) -> Sweep:
         """Raises SweepError where something cannot be run; returns the sweep."""
-        least = {
-            "seeds": 1,
-            "first_seed": 0,
-            "steps": 1,
-            "episodes": 1,
-            "stages": 1,
-            "every": 1,
-            "curve_episodes": 0,
-            "chunk": 1,
-        }
-        for name, smallest in least.items():
+        for name, remedy in _REMEDIES.items():
+            smallest = 0 if name in ("first_seed", "curve_episodes") else 1
             value = getattr(self, name)
             if value is not None:
                 try:
-                    checks.whole_number(f"--{name.replace('_', '-')}", value, smallest, _REMEDIES[name])
+                    checks.whole_number(f"--{name.replace('_', '-')}", value, smallest, remedy)
                 except ValueError as error:
                     raise SweepError(str(error)) from None
         if self.shard not in SHARDS:

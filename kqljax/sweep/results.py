@@ -154,9 +154,9 @@ def _write_csv(path: Path, columns: list[str], rows: Sequence[Row]) -> None:
 
 
 def _write_parquet(path: Path, columns: list[str], rows: Sequence[Row]) -> None:
-    import pandas
+    import pandas as pd
 
-    table = pandas.DataFrame(rows, columns=columns).convert_dtypes()
+    table = pd.DataFrame(rows, columns=columns).convert_dtypes()
     contents = table.to_parquet(index=False)
     assert contents is not None
     replace_file(path, lambda file: file.write(contents))

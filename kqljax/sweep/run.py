@@ -108,8 +108,8 @@ def _own_directory(top: Path, hosts: OneProcess) -> Path:
     if hosts.count == 1:
         if others:
             raise SweepError(
-                f"{top} is of a sweep of several processes ({', '.join(each.name for each in others)}). Start as many as before, "
-                "or give another --out."
+                f"{top} is of a sweep of several processes ({', '.join(each.name for each in others)}). Start as many as "
+                "before, or give another --out."
             )
         return top
     if (top / MANIFEST).exists():
@@ -164,15 +164,15 @@ class _Run:
             fitting = int(limit * shared // need) * (len(self.devices) // shared)
             if not fitting:
                 raise SweepError(
-                    f"one run of {self.sweep.steps} steps needs about {in_bytes(need)}, a device has {in_bytes(limit)} for it. Give "
-                    "--features auto, fewer --steps, --shard rows over several devices, or more --memory."
+                    f"one run of {self.sweep.steps} steps needs about {in_bytes(need)}, a device has {in_bytes(limit)} for it. "
+                    "Give --features auto, fewer --steps, --shard rows over several devices, or more --memory."
                 )
             runs = len(group.settings) * self.sweep.seeds
             at_most = fitting if self.sweep.chunk is None else min(fitting, self.sweep.chunk)
             size = chunk_size(runs, at_most, 1 if self.sweep.shard == ROWS else len(self.devices), self.hosts.count)
             self.say(
-                f"{_count(len(group.settings), 'setting')} of {group.case.task.name}, {_count(runs, 'run')}: about {in_bytes(need)} "
-                f"a run, {in_bytes(limit)} on each of {_count(len(self.devices), 'device')}: "
+                f"{_count(len(group.settings), 'setting')} of {group.case.task.name}, {_count(runs, 'run')}: about "
+                f"{in_bytes(need)} a run, {in_bytes(limit)} a device, {_count(len(self.devices), 'device')}: "
                 f"{_count(-(-runs // size), 'chunk')} of {size}"
             )
             sizes.append(size)
@@ -305,8 +305,8 @@ def _merge(
         write_results(top, document)
     except OSError as error:
         raise SweepError(
-            f"cannot write the results into {top}: {error.strerror or error}. All parts are there: free some space and give the "
-            "same command again."
+            f"cannot write the results into {top}: {error.strerror or error}. All parts are there: free some space and give "
+            "the same command again."
         ) from error
     return document
 
