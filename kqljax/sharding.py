@@ -1,9 +1,11 @@
 """The exact engine with its T x T arrays spread over devices by rows, for horizons that one device cannot hold.
 
     mesh = sharding.row_mesh()
+    state = sharding.shard_rows(kql_init(cfg, obs_dim), mesh)
+    places = sharding.row_shardings(state, mesh), None
+    step = jax.jit(kql_step, donate_argnames="state", out_shardings=places)
     with jax.set_mesh(mesh):
-        state = sharding.shard_rows(kql_init(cfg, obs_dim), mesh)
-        state, info = jax.jit(kql_step, donate_argnames="state")(cfg, state, transition)
+        state, info = step(cfg, state, transition)
 
 Every device holds T / devices rows of the whitener and of the cross Gram, works on them alone, and tells the others vectors of
 length T: a step moves O(T) numbers between devices and none of the T^2. The mesh must be set (`jax.set_mesh`) while a step is

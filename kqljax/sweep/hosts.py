@@ -109,6 +109,9 @@ class ManyProcesses(OneProcess):
         else:
             self._wait("written", {0})
             self._put("left", self.index, "yes")
+
+    def close(self) -> None:
+        """Ends the signs of life."""
         self._has_ended.set()
         self._thread.join()
 
@@ -177,9 +180,11 @@ def connect(
     if jax.process_count() == 1:
         yield OneProcess()
         return
+    processes = ManyProcesses(patience)
     try:
-        yield ManyProcesses(patience)
+        yield processes
     finally:
+        processes.close()
         jax.distributed.shutdown()
 
 

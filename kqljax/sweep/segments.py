@@ -7,6 +7,7 @@ the rows of its T x T arrays.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -146,9 +147,14 @@ class Programs:
 
     def segment(self, rows: Any, carry: RunCarry, segment: Segment) -> RunCarry:
         """The runs after a segment. The old ones are donated."""
-        length = segment.stop - segment.start
+        program = self.segment_program(carry, segment.stop - segment.start)
+        with self.context():
+            return program(self.group.fixed, rows, carry, np.int32(segment.start))
+
+    def segment_program(self, carry: RunCarry, length: int) -> Callable[..., RunCarry]:
+        """The jitted (fixed, rows, runs, start) -> runs for runs of these shapes, for who wants to lower or export it."""
         make = functools.partial(run_segment, length=length)
-        return self._call(("segment", segment.capacity, length), make, rows, carry, (np.int32(segment.start),), carry)
+        return self._program(("segment", carry.run.state.capacity, length), make, carry, 1, carry, is_donated=True)
 
     def evaluate(self, rows: Any, carry: RunCarry, num_episodes: int, step: int | None = None) -> np.ndarray:
         """Raw returns `[B, num_episodes]`: at the end, or after `step` for a learning curve."""
@@ -190,14 +196,22 @@ class Programs:
         )
 
     def _call(self, name: Any, function: Callable[..., Any], rows: Any, runs: Any, more: tuple[Any, ...], out: Any) -> Any:
-        if name not in self._made:
-            self._made[name] = self._make(function, runs, out, len(more), is_donated=name[0] == "segment")
-        if self.shard == ROWS:
-            with jax.set_mesh(self.mesh):
-                return self._made[name](self.group.fixed, rows, runs, *more)
-        return self._made[name](self.group.fixed, rows, runs, *more)
+        program = self._program(name, function, runs, len(more), out)
+        with self.context():
+            return program(self.group.fixed, rows, runs, *more)
 
-    def _make(self, function: Callable[..., Any], runs: Any, out: Any, num_more: int, is_donated: bool) -> Any:
+    def context(self) -> Any:
+        """Where rows are spread, the mesh must be known while a step is traced."""
+        return jax.set_mesh(self.mesh) if self.shard == ROWS else contextlib.nullcontext()
+
+    def _program(
+        self, name: Any, function: Callable[..., Any], runs: Any, num_more: int, out: Any, is_donated: bool = False
+    ) -> Any:
+        if name not in self._made:
+            self._made[name] = self._make(function, runs, num_more, out, is_donated)
+        return self._made[name]
+
+    def _make(self, function: Callable[..., Any], runs: Any, num_more: int, out: Any, is_donated: bool) -> Any:
         def one(fixed: Any, row: Any, run: Any, *more: Any) -> Any:
             return function(*self.group.join(fixed, row), run, *more)
 
