@@ -22,8 +22,8 @@ from kqljax import cli
 from kqljax.sweep import segments
 
 COMMAND = [
-    "sweep", "--task", "MountainCar-v0", "--eta", "0.02", "0.1", "--seeds", "3", "--chunk", "3", "--steps", "48", "--every", "4",
-    "--stages", "2", "--episodes", "2", "--curve-episodes", "2", "--checkpoint-seconds", "0", "--no-figures",
+    "sweep", "--task", "MountainCar-v0", "--eta", "0.02", "0.1", "--seeds", "3", "--chunk", "3", "--steps", "40",
+    "--every", "2", "--stages", "1", "--episodes", "2", "--checkpoint-seconds", "0", "--no-figures",
 ]  # fmt: skip
 POINTS = ("half written", "before rename", "after rename", "between segments")
 

@@ -1,6 +1,6 @@
 """What needs four devices; `test_sweep_devices.py` runs it in a process that has them, and reads the answers.
 
-    python sharded_sweep.py DIR
+python sharded_sweep.py DIR
 """
 
 import contextlib

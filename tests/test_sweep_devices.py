@@ -8,6 +8,7 @@ from sharded_sweep import HORIZON, SWEEP
 
 from kqljax import cli
 
+
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
     """The sweep on the one device of this process."""

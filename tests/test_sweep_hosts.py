@@ -9,7 +9,9 @@ from sharded_sweep import SWEEP
 
 from kqljax import cli
 
-ARMED = "import sys, killed_sweep; from kqljax import cli; killed_sweep.arm('after rename', 2); sys.exit(cli.main(sys.argv[1:]))"
+ARMED = (
+    "import sys, killed_sweep; from kqljax import cli; killed_sweep.arm('after rename', 2); sys.exit(cli.main(sys.argv[1:]))"
+)
 
 
 def free_port():
@@ -57,4 +59,6 @@ def test_it_goes_on_and_gives_what_one_device_gives(killed, tmp_path):
 
 def test_incomplete_addresses_are_refused(tmp_path, capsys):
     assert cli.main([*SWEEP, "--out", str(tmp_path), "--coordinator", "127.0.0.1:1"]) == 2
-    assert "several processes need all of --coordinator HOST:PORT, --num-processes N and --process-id I" in capsys.readouterr().err
+    assert (
+        "several processes need all of --coordinator HOST:PORT, --num-processes N and --process-id I" in capsys.readouterr().err
+    )

@@ -153,10 +153,10 @@ def _make_case(setting: Setting, num_steps: int, tasks: Mapping[str, Task], maps
         task = _make_task(setting, tasks)
         kernel = _make_kernel(setting, task)
         own = {name: setting[name] for name in _CONFIG if name in setting}
+        checks.check_gamma_and_lam(own.get("gamma", KQLConfig.gamma), own.get("lam", 1.0))
         cfg = task.config(kernel, num_steps, features=_make_features(setting, kernel, task, maps), **own)
-        cfg.validate()
         dtype = setting.get("dtype", DTYPES[0])
-        checks.check_dtype(cfg, dtype, num_steps)
+        checks.check_init(cfg, task.obs_dim, dtype, None)
     except SettingError:
         raise
     except ValueError as error:
