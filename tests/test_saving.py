@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import os
 
 import jax
@@ -21,9 +22,10 @@ CONFIGS = {
 }
 
 
-def trained(name, stages=2):
+@functools.cache
+def trained(name):
     cfg = CONFIGS[name]
-    return cfg, jax.jit(lambda cfg, key: kqljax.train(TASK, cfg, key, stages=stages).state)(cfg, jax.random.key(0))
+    return cfg, jax.jit(lambda cfg, key: kqljax.train(TASK, cfg, key, stages=2).state)(cfg, jax.random.key(0))
 
 
 def assert_same(one, other):

@@ -269,6 +269,22 @@ def test_a_full_disk_leaves_the_last_checkpoint(done, stopped, tmp_path, monkeyp
     assert (out / "results.csv").read_bytes() == (done / "results.csv").read_bytes()
 
 
+def test_too_little_memory_is_said_and_smaller_chunks_can_follow(tmp_path, monkeypatch, capsys):
+    def exhausted(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345 bytes.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Programs, "segment", exhausted)
+        assert again(tmp_path) == 2
+        error = capsys.readouterr().err
+        assert "4 runs side by side did not fit into memory after all: RESOURCE_EXHAUSTED" in error
+        assert "Give less --memory" in error
+        patch.setattr(Programs, "segment", lambda *_: pytest.fail("reached"))
+        with pytest.raises(pytest.fail.Exception):
+            again(tmp_path, "--memory", "100kB")
+    assert json.loads((tmp_path / "manifest.json").read_text())["chunk_sizes"] == [2]
+
+
 # Health --------------------------------------------------------------------------------------------------------------
 
 

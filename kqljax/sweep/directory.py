@@ -111,6 +111,11 @@ class Directory:
         }
         self.write(self.path / MANIFEST, lambda path: records.write(path, document))
 
+    @property
+    def has_work(self) -> bool:
+        """Whether anything was computed yet."""
+        return any(self.path.glob("running-*.npz")) or any(self.path.glob("part-*.npz"))
+
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
     def running_path(self, chunk: Chunk) -> Path:

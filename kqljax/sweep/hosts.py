@@ -32,6 +32,11 @@ class OneProcess:
 
     index, count = 0, 1
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a process was lost."""
+        return False
+
     def check(self) -> None:
         """Raises SweepError where a process was lost."""
 
@@ -66,6 +71,10 @@ class ManyProcesses(OneProcess):
         self._put("who", self.index, f"process {os.getpid()} on {socket.gethostname()}")
         self._thread = threading.Thread(target=self._watch, name="kqljax-signs-of-life", daemon=True)
         self._thread.start()
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self._lost)
 
     def check(self) -> None:
         if self._lost:
@@ -169,10 +178,12 @@ def connect(
         raise SweepError("several processes need all of --coordinator HOST:PORT, --num-processes N and --process-id I.")
     if any(given) or not _has_devices():
         # Else the death of one process would end the others at once, in the middle of their work.
+        before = jax.config.jax_enable_recoverability  # type: ignore[attr-defined]
         jax.config.update("jax_enable_recoverability", True)
         try:
             jax.distributed.initialize(coordinator, num_processes, process_id)
         except (ValueError, RuntimeError) as error:
+            jax.config.update("jax_enable_recoverability", before)
             if any(given) or "coordinator_address" not in str(error):
                 raise SweepError(f"cannot connect to the other processes: {error}") from error
             yield OneProcess()

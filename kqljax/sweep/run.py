@@ -139,6 +139,9 @@ class _Run:
 
     def prepare(self, memory: int | None) -> _Run:
         """Settles the sizes of chunks: those of the manifest, or those that fit."""
+        if memory is not None and self.hosts.count == 1 and not self.directory.has_work:
+            # Nothing was made with the old sizes, which may have been too large.
+            self.directory.sizes = None
         sizes = self.directory.sizes
         if sizes is None and self.hosts.index == 0:
             sizes = self._fitting_sizes(memory)
@@ -187,7 +190,15 @@ class _Run:
             if chunk.group not in programs:
                 # Programs of an earlier group are not needed again.
                 programs = {chunk.group: self._programs(chunk)}
-            self._run_chunk(chunk, programs[chunk.group])
+            try:
+                self._run_chunk(chunk, programs[chunk.group])
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                raise SweepError(
+                    f"{_count(chunk.size, 'run')} side by side did not fit into memory after all: {str(error).splitlines()[0]} "
+                    "What was written before is intact. Give less --memory; where parts are done already, another --out too."
+                ) from error
 
     def _programs(self, chunk: Chunk) -> Programs:
         devices = self.devices
@@ -214,7 +225,7 @@ class _Run:
             self.done += (segment.stop - segment.start) * len(chunk.seeds)
             self._tell(chunk, carry, segment.stop)
             is_last = number == len(schedule) - 1
-            if not is_last and time.monotonic() - written >= self.checkpoint_seconds:
+            if not is_last and (time.monotonic() - written >= self.checkpoint_seconds or self.hosts.is_broken):
                 self.directory.write_running(chunk, number + 1, carry, curve)
                 written = time.monotonic()
             self.hosts.check()
