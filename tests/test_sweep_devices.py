@@ -10,7 +10,7 @@ from kqljax import cli
 
 
 @pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
+def one_device(tmp_path_factory, compile_once):
     """The sweep on the one device of this process."""
     out = tmp_path_factory.mktemp("one")
     assert cli.main([*SWEEP, "--out", str(out)]) == 0
@@ -18,10 +18,10 @@ def one_device(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def four_devices(tmp_path_factory):
+def four_devices(tmp_path_factory, compiled):
     out = tmp_path_factory.mktemp("four")
     script = children.ROOT / "tests" / "sharded_sweep.py"
-    code, output = children.finish(children.start([script, out], out / "compiled", devices=4))
+    code, output = children.finish(children.start([script, out], compiled, devices=4))
     assert code == 0, output
     found = json.loads(output.strip().splitlines()[-1])
     assert found["devices"] == 4

@@ -31,10 +31,10 @@ def start_two(out, cache, *more, is_second_killed=False):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
+def killed(tmp_path_factory, compiled):
     """A sweep whose second process was killed after its second checkpoint."""
-    out = tmp_path_factory.mktemp("killed")
-    return out, start_two(out / "sweep", out / "compiled", "--patience", 8, is_second_killed=True)
+    out = tmp_path_factory.mktemp("killed") / "sweep"
+    return out, start_two(out, compiled, "--patience", 8, is_second_killed=True)
 
 
 def test_a_killed_process_is_named(killed):
@@ -43,18 +43,18 @@ def test_a_killed_process_is_named(killed):
     assert code == 2, output
     assert re.search(r"kqljax: error: lost process 1 of 2 \(process \d+ on \S+\), silent for \d+ s", output)
     assert "start the same command on all hosts again" in output
-    assert not (out / "sweep" / "results.json").exists()
-    assert (out / "sweep" / "process-1" / "running-0001.npz").exists()
+    assert not (out / "results.json").exists()
+    assert (out / "process-1" / "running-0001.npz").exists()
 
 
-def test_it_goes_on_and_gives_what_one_device_gives(killed, tmp_path):
+def test_it_goes_on_and_gives_what_one_device_gives(killed, tmp_path, compiled, compile_once):
     out, _ = killed
-    for code, output in start_two(out / "sweep", out / "compiled"):
+    for code, output in start_two(out, compiled):
         assert code == 0, output
     assert cli.main([*SWEEP, "--out", str(tmp_path)]) == 0
-    children.assert_same_sweep(tmp_path, out / "sweep", states=("process-0/states", "process-1/states"))
+    children.assert_same_sweep(tmp_path, out, states=("process-0/states", "process-1/states"))
     # Another number of processes is another sweep.
-    assert cli.main([*SWEEP, "--out", str(out / "sweep")]) == 2
+    assert cli.main([*SWEEP, "--out", str(out)]) == 2
 
 
 def test_incomplete_addresses_are_refused(tmp_path, capsys):

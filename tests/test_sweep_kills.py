@@ -4,20 +4,14 @@ import json
 
 import children
 import numpy as np
-import pytest
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("compiled")
-
-
-def test_twenty_kills_change_no_bit(tmp_path, cache):
+def test_twenty_kills_change_no_bit(tmp_path, compiled):
     script = children.ROOT / "tests" / "killed_sweep.py"
-    code, output = children.finish(children.start([script, tmp_path / "whole", 0, 0], cache))
+    code, output = children.finish(children.start([script, tmp_path / "whole", 0, 0], compiled))
     assert code == 0, output
     seed = int(np.random.default_rng().integers(2**31))  # other moments each time
-    code, output = children.finish(children.start([script, tmp_path / "killed", 20, seed], cache))
+    code, output = children.finish(children.start([script, tmp_path / "killed", 20, seed], compiled))
     assert code == 0, f"seed {seed}: {output}"
     told = json.loads(output.strip().splitlines()[-1])
     assert told["code"] == 0, f"seed {seed}: {output}"

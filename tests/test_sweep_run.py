@@ -28,25 +28,15 @@ COMMAND = [
 ]  # fmt: skip
 
 
+pytestmark = pytest.mark.usefixtures("compile_once")
+
+
 class Stop(Exception):
     """Ends a sweep from inside, as a kill would."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Sweeps of these tests are the same programs: compile each once."""
-    with jax.enable_x64(True):
-        names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-        before = {name: getattr(jax.config, name) for name in names}
-        jax.config.update(names[0], str(tmp_path_factory.mktemp("compiled")))
-        jax.config.update(names[1], 0.0)
-        yield
-        for name, value in before.items():
-            jax.config.update(name, value)
-
-
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(tmp_path_factory, compile_once):
     """A finished sweep; tests that change something work on a copy."""
     out = tmp_path_factory.mktemp("sweep") / "out"
     assert cli.main([*COMMAND, "--out", str(out)]) == 0
@@ -54,7 +44,7 @@ def done(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
+def stopped(tmp_path_factory, compile_once):
     """A sweep that was ended after three of four segments, past the first capacity."""
     out = tmp_path_factory.mktemp("stopped") / "out"
     with pytest.MonkeyPatch.context() as patch:
