@@ -19,6 +19,7 @@ from kqljax.kql import (
 )
 from kqljax.memory import estimate_memory
 from kqljax.rollout import TrainLog, TrainRun, evaluate, rollout_returns, train
+from kqljax.saving import load_state, save_state
 from kqljax.seeds import across_seeds
 from kqljax.tasks import Task, TaskStep, make_task
 
@@ -53,8 +54,10 @@ __all__ = [
     "kql_predict",
     "kql_step",
     "kql_step_and_act",
+    "load_state",
     "make_task",
     "rollout_returns",
+    "save_state",
     "theory",
     "train",
 ]

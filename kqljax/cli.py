@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 import jax
 
 import kqljax
-from kqljax.commands import bounds, completion, evaluate, render, report, table1, train
+from kqljax.commands import bounds, completion, evaluate, render, report, sweep, table1, train
 from kqljax.commands.base import UsageError
 
 
@@ -42,6 +42,7 @@ COMMANDS = {
     "render": Command("an episode of a saved agent as an animated GIF", render.add_options, render.run),
     "table1": Command("the paper's Table 1: algorithms, tasks, many seeds", table1.add_options, table1.run),
     "report": Command("one HTML page of a table's results or of an agent", report.add_options, report.run),
+    "sweep": Command("many settings and seeds, on many devices, with checkpoints", sweep.add_options, sweep.run),
     "bounds": Command("confidence width, dimensions and regret bound for a setting", bounds.add_options, bounds.run),
     "completion": Command("completion of this command's words in your shell", completion.add_options, completion.run),
 }

@@ -72,12 +72,75 @@ class TrainRun(NamedTuple):
     curve: Array
 
 
-class _Carry(NamedTuple):
+class Carry(NamedTuple):
+    """A run between two steps.
+
+    Attributes:
+      state: what was learned so far.
+      env_state: the environment's state.
+      obs: `[l]` the observation to act on.
+      action: `[]` the action chosen for it.
+      episode_return: `[]` raw rewards of the episode so far.
+    """
+
     state: KQLState
     env_state: Any
     obs: Array
     action: Array
     episode_return: Array
+
+
+class RunKeys(NamedTuple):
+    """The random keys of a run.
+
+    Attributes:
+      reset: of the first episode.
+      act: of the first action.
+      step: step t takes `fold_in(step, t)`, so that a run in pieces draws what it draws in one go.
+      evaluate: an evaluation after step t takes `fold_in(evaluate, t)`.
+    """
+
+    reset: Array
+    act: Array
+    step: Array
+    evaluate: Array
+
+
+def split_key(key: Array) -> RunKeys:
+    """The keys of a run from one."""
+    return RunKeys(*jax.random.split(key, 4))
+
+
+def stage_capacities(cfg: KQLConfig, num_steps: int, stages: int) -> list[int]:
+    """The capacities that a run grows through; but for the last, each is full when the next begins."""
+    most = min(num_steps, cfg.capacity)
+    return sorted({-(-most * (stage + 1) // stages) for stage in range(stages)})
+
+
+def begin(task: Task, cfg: KQLConfig, keys: RunKeys, dtype: Any, capacity: int) -> Carry:
+    """A run before its first step."""
+    obs, env_state = task.reset(keys.reset)
+    state = kql_init(cfg, task.obs_dim, dtype, capacity=capacity)
+    action, _ = kql_act(in_dtype(cfg, state.reward.dtype), state, obs, keys.act)
+    return Carry(state, env_state, obs, action, jnp.zeros(()))
+
+
+def advance(task: Task, cfg: KQLConfig, carry: Carry, key: Array) -> tuple[Carry, TrainLog]:
+    """One step of the environment and of Algorithm 1, and the next action. `cfg` is in the dtype of the state."""
+    env_key, act_key = jax.random.split(key)
+    # An action of -1 says that a value was not a number. The environment cannot take it; kql_step will refuse it.
+    step = task.step(env_key, carry.env_state, jnp.maximum(carry.action, 0))
+    transition = Transition(carry.obs, carry.action, step.reward, step.next_obs, step.terminated)
+    state, info, action, _ = kql_step_and_act(cfg, carry.state, transition, step.obs, act_key)
+    episode_return = carry.episode_return + step.raw_reward
+    log = TrainLog(carry.action, step.raw_reward, step.terminated, step.truncated, episode_return, info)
+    is_over = step.terminated | step.truncated
+    return Carry(state, step.env_state, step.obs, action, jnp.where(is_over, 0.0, episode_return)), log
+
+
+def step_keys(keys: RunKeys, start: Any, count: int) -> Array:
+    """`[count]` keys of the steps from `start` on."""
+    return jax.vmap(lambda step: jax.random.fold_in(keys.step, step))(start + jnp.arange(count))
 
 
 def train(
@@ -111,39 +174,22 @@ def train(
         )
     if list(eval_at) != sorted({step for step in eval_at if 1 <= step <= num_steps}):
         raise ValueError(f"eval_at must be increasing steps in 1..{num_steps}, got {eval_at}.")
-    reset_key, act_key, step_key, eval_key = jax.random.split(key, 4)
-    obs, env_state = task.reset(reset_key)
-
-    most = min(num_steps, cfg.capacity)
-    capacities = sorted({-(-most * (stage + 1) // stages) for stage in range(stages)})
-    state = kql_init(cfg, task.obs_dim, dtype, capacity=capacities[0])
+    keys = split_key(key)
+    capacities = stage_capacities(cfg, num_steps, stages)
+    carry = begin(task, cfg, keys, dtype, capacities[0])
     # Once here, not at every step: a feature map may hold large arrays.
-    cfg = in_dtype(cfg, state.reward.dtype)
-    action, _ = kql_act(cfg, state, obs, act_key)
-    carry = _Carry(state, env_state, obs, action, jnp.zeros(()))
-
-    def body(carry: _Carry, key: Array) -> tuple[_Carry, TrainLog]:
-        env_key, act_key = jax.random.split(key)
-        # An action of -1 says that a value was not a number. The environment cannot take it; kql_step will refuse it.
-        step = task.step(env_key, carry.env_state, jnp.maximum(carry.action, 0))
-        transition = Transition(carry.obs, carry.action, step.reward, step.next_obs, step.terminated)
-        state, info, action, _ = kql_step_and_act(cfg, carry.state, transition, step.obs, act_key)
-        episode_return = carry.episode_return + step.raw_reward
-        log = TrainLog(carry.action, step.raw_reward, step.terminated, step.truncated, episode_return, info)
-        is_over = step.terminated | step.truncated
-        return _Carry(state, step.env_state, step.obs, action, jnp.where(is_over, 0.0, episode_return)), log
+    cfg = in_dtype(cfg, carry.state.reward.dtype)
 
     logs, curve, done = [], [], 0
     for stop in sorted({*capacities, *eval_at, num_steps}):
         capacity = next((size for size in capacities if size >= stop), capacities[-1])
         if capacity > carry.state.capacity:
             carry = carry._replace(state=kql_grow(carry.state, capacity, is_full=True))
-        step_keys = jax.vmap(lambda step: jax.random.fold_in(step_key, step))(jnp.arange(done, stop))
-        carry, log = lax.scan(body, carry, step_keys)
+        carry, log = lax.scan(lambda carry, key: advance(task, cfg, carry, key), carry, step_keys(keys, done, stop - done))
         logs.append(log)
         done = stop
         if stop in eval_at:
-            curve.append(evaluate(task, cfg, carry.state, jax.random.fold_in(eval_key, stop), eval_episodes))
+            curve.append(evaluate(task, cfg, carry.state, jax.random.fold_in(keys.evaluate, stop), eval_episodes))
     log = jax.tree.map(lambda *parts: jnp.concatenate(parts), *logs)
     return TrainRun(carry.state, log, jnp.stack(curve) if curve else jnp.zeros((0, eval_episodes)))
 

@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -261,6 +260,9 @@ def _cart_pole(name: str, max_steps: int) -> Task:
 
 @functools.cache
 def _env(name: str) -> Any:
+    # Not at the top: gymnax makes arrays when it is imported, and after that it is too late for jax.distributed.
+    import gymnax
+
     # One object a name: jit takes environments as static and knows them by identity.
     return gymnax.make(name)[0]
 

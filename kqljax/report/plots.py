@@ -109,6 +109,45 @@ def draw_curves(document: Document, columns: int = 2) -> Any:
     return finish(figure, marks, note)
 
 
+def draw_sweep(document: Document) -> Any:
+    """One panel a task and swept name: a dot a seed, and at each value the IQM of all its runs with its interval."""
+    names = [name for name in document["swept"] if name != "task"]
+    tasks = list(dict.fromkeys(setting["task"] for setting in document["sweep"]["settings"]))
+    places = [(task, name) for task in tasks for name in names or ["task"]]
+    figure, cells = panels(len(places), 4.6, 2.9, share_y=False)
+    rng = np.random.default_rng(0)
+    for panel, (task, name) in zip(cells, places, strict=True):
+        rows = [row for row in document["rows"] if row["task"] == task and row["is_sound"]]
+        # A setting without the name has the default; it stands apart from those that were given a value.
+        values = sorted({row[name] for row in rows if row[name] is not None})
+        labels = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+        if any(row[name] is None for row in rows):
+            values, labels = [*values, None], [*labels, "default"]
+        for at, value in enumerate(values):
+            returns = np.array([row["return_mean"] for row in rows if row[name] == value])
+            panel.scatter(
+                at + rng.uniform(-0.12, 0.12, returns.size), returns, s=12, color=COLOURS["kql-rbf"], alpha=0.5, linewidths=0
+            )
+            found = summarise(returns)
+            panel.plot([at + 0.25] * 2, [found.low, found.high], color=INK, lw=2.0, solid_capstyle="butt")
+            panel.plot(at + 0.25, found.iqm, marker="D", ms=5.5, mfc=INK, mec="white", mew=0.9)
+        panel.set_title(task, loc="left", fontsize=10.5, color=INK)
+        panel.set_xticks(range(len(values)), labels)
+        if len(labels) > 6:
+            panel.tick_params(axis="x", rotation=45)
+        panel.set_xlim(-0.5, max(len(values), 1) - 0.3)
+        panel.set_xlabel("" if name == "task" else name, fontsize=9, color=INK)
+        panel.set_ylabel("mean return of a seed", fontsize=9, color=INK)
+        panel.margins(y=0.08)
+        panel.grid(axis="y", color="#E8E8E8", lw=0.7)
+    marks = [
+        line("one seed of one setting", marker="o", ms=4, ls="none", color=COLOURS["kql-rbf"], alpha=0.5),
+        line("IQM, 95% interval over all runs with this value", marker="D", ms=5.5, mec="white", color=INK, lw=2.0),
+    ]
+    sweep = document["sweep"]
+    return finish(figure, marks, f"{len(sweep['settings'])} settings, {sweep['seeds']} seeds, {sweep['steps']} steps")
+
+
 def _returns(document: Document, task: str, algorithm: str) -> np.ndarray:
     """`[S]` mean returns of the seeds that have one."""
     cell = [r["return_mean"] for r in document["results"] if (r["task"], r["algorithm"]) == (task, algorithm)]
