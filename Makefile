@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types notebooks table1 times bench clean
+.PHONY: help run test lint types notebooks table1 times bench bench-check headline clean
 
 help:            ## Show this list
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,13 @@ bench: $(READY)  ## Benchmarks; figures go to benchmarks/results
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/beyond.py
 	$(BIN)/python benchmarks/kovi.py
+
+bench-check: $(READY) ## Quick ratios against their committed values; fails where one fell by more than a third
+	$(BIN)/python benchmarks/check.py
+
+headline: $(READY) ## 100 seeds of KQL's table against one DQN of Stable-Baselines3 (ten minutes; leave the machine alone)
+	$(BIN)/python -m pip install --quiet --editable '.[sb3]'
+	$(BIN)/python benchmarks/headline.py
 
 clean:           ## Remove the virtual environment, caches and results
 	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis

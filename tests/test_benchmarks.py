@@ -1,6 +1,7 @@
 """The benchmarks' quick modes, so that they cannot rot, and the reference they time against."""
 
 import beyond
+import check
 import headline
 import kovi
 import numerics
@@ -92,3 +93,18 @@ def test_numpy_reference_is_algorithm_1():
     q_hat, width, _ = reference.tables()
     np.testing.assert_allclose(agent.q_hat, q_hat, atol=1e-8)
     np.testing.assert_allclose(np.sqrt(agent.width_sq), width, atol=1e-8)
+
+
+def test_check(capsys):
+    assert check.main(["--smoke"]) == 0
+    assert capsys.readouterr().out.count(", T = 20 |") == 3
+
+
+def test_check_sees_a_fall(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(check, "COMMITTED", tmp_path / "check.json")
+    monkeypatch.setattr(check, "measures", lambda smoke: {"one": lambda: 3.0, "other": lambda: 5.0})
+    monkeypatch.setattr(check.jax.config, "update", lambda *_: None)
+    assert check.main(["--write"]) == 0
+    monkeypatch.setattr(check, "measures", lambda smoke: {"one": lambda: 2.1, "other": lambda: 3.0})
+    assert check.main([]) == 1
+    assert "fell by more than a third: other" in capsys.readouterr().err
