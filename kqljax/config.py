@@ -40,10 +40,8 @@ class KQLConfig:
       terminal_value: value of the absorbing state after termination.
       backups: Bellman backups a step; the paper makes one (static).
       tie_break: "first" or "random", which of several maximal actions is taken (static).
-      features: a map of `kqljax.features`, which selects the weight-space engine; None is the exact one.
-
-    For long runs, with features only (all static, and to be kept for a whole run; docs/features.md says what each trades):
-
+      features: a map of `kqljax.features`, which selects the weight-space engine; None is the exact one. What follows is for
+        long runs with features only, static, and to be kept for a whole run; docs/features.md says what each trades.
       refresh_every: table rows and targets are brought up to date at every k-th step only.
       refresh_rows: and only this many rows of it, drawn at random; None is all of them.
       memory: transitions kept, whose targets still change; older ones stay in the regression with the last target they

@@ -325,7 +325,7 @@ class Solution(NamedTuple):
 
 
 def solve_tabular(transition: Any, reward: Any, gamma: Any) -> Solution:
-    """Q*, V* and an optimal policy of transition `[S, A, S]` and reward `[S, A]`, by policy iteration; jittable.
+    """`Q*`, `V*` and an optimal policy of transition `[S, A, S]` and reward `[S, A]`, by policy iteration; jittable.
 
     Each round solves a linear system, so the values are exact to rounding; a policy changes only where it gains.
 
