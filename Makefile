@@ -34,8 +34,9 @@ types: $(READY)  ## Mypy
 notebooks: $(READY) ## Builds and runs the notebooks; they go to results/notebooks
 	$(BIN)/python scripts/build_notebooks.py --out results/notebooks
 
-docs: $(READY)   ## The documentation as a site, in results/site; open results/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict  # the variable stops an advertisement of the theme
+docs: $(READY)   ## The documentation as a site, in results/site
+	@# The variable stops a notice of the theme about its future.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo wrote results/site/index.html
 
 release-check: $(READY) ## Builds the wheel and tries it in an empty environment outside of the repository
 	$(BIN)/python scripts/release_check.py

@@ -107,3 +107,28 @@ def test_pages_load_in_a_browser(site):
             assert page.ask("document.documentElement.scrollWidth <= innerWidth"), f"{name} is too wide"
         assert all(url.startswith(("file:", "data:", "blob:")) for url in page.requests)
         assert not page.messages
+
+
+def test_links_are_translated():
+    from docs_hooks import linked_files, translate
+
+    text = "[a](../README.md) [b](../benchmarks/x.png) [c](faq.md#d)\n\n```\n[e](../f)\n```\n[g](https://h.i/j)"
+    on_site = "[a](index.md) [b](benchmarks/x.png) [c](faq.md#d)\n\n```\n[e](../f)\n```\n[g](https://h.i/j)"
+    assert translate(text, "theory.md") == on_site
+    assert translate("[a](docs/faq.md) [b](benchmarks/x.png)", "index.md") == "[a](faq.md) [b](benchmarks/x.png)"
+    assert translate("[a](../../README.md) [b](../faq.md)", "api/agent.md") == "[a](../index.md) [b](../faq.md)"
+    assert linked_files("[a](../README.md) [b](../Makefile) [c](faq.md) [d](../none)", "theory.md") == {"Makefile"}
+
+
+def test_a_page_that_nobody_named_gets_a_place(monkeypatch, tmp_path):
+    import docs_hooks
+
+    (tmp_path / "docs").mkdir()
+    for name in ("known.md", "new.md"):
+        (tmp_path / "docs" / name).touch()
+    monkeypatch.setattr(docs_hooks, "ROOT", tmp_path)
+
+    class Config:
+        nav = [{"Home": "index.md"}, {"Background": [{"Known": "known.md"}]}]  # noqa: RUF012
+
+    assert docs_hooks.on_config(Config).nav[1]["Background"] == [{"Known": "known.md"}, "new.md"]
