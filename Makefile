@@ -36,7 +36,8 @@ notebooks: $(READY) ## Builds and runs the notebooks; they go to results/noteboo
 
 docs: $(READY)   ## The documentation as a site, in results/site
 	@# The variable stops a notice of the theme about its future.
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo wrote results/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && \
+	  echo "wrote results/site/index.html; its search works when it is served: python -m http.server -d results/site"
 
 release-check: $(READY) ## Builds the wheel and tries it in an empty environment outside of the repository
 	$(BIN)/python scripts/release_check.py
