@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types notebooks table1 times bench bench-check headline clean
+.PHONY: help run test lint types notebooks docs release-check table1 times bench bench-check headline clean
 
 help:            ## Show this list
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 15
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,14 @@ types: $(READY)  ## Mypy
 
 notebooks: $(READY) ## Builds and runs the notebooks; they go to results/notebooks
 	$(BIN)/python scripts/build_notebooks.py --out results/notebooks
+
+docs: $(READY)   ## The documentation as a site, in results/site
+	@# The variable stops a notice of the theme about its future.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && \
+	  echo "wrote results/site/index.html; its search works when it is served: python -m http.server -d results/site"
+
+release-check: $(READY) ## Builds the wheel and tries it in an empty environment outside of the repository
+	$(BIN)/python scripts/release_check.py
 
 table1: $(READY) ## The paper's Table 1 with 30 seeds (about an hour and a half)
 	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random \

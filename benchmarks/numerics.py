@@ -16,7 +16,7 @@ import numpy as np
 import kqljax
 from kqljax.checks import least_float32_lam
 from kqljax.config import KQLConfig
-from kqljax.kql import KQLState
+from kqljax.state import KQLState
 
 TASKS = ("MountainCar-v0", "CartPole-v0", "Pendulum-v1", "Acrobot-v1")
 TOLERANCE = 1e-6

@@ -1,4 +1,12 @@
-"""kqljax: Kernelized Q-Learning (Liu and Su) in JAX."""
+"""kqljax: Kernelized Q-Learning (Liu and Su) in JAX.
+
+Examples in the docstrings begin where these lines end:
+
+    >>> import jax, jax.numpy as jnp, numpy as np
+    >>> import kqljax
+    >>> from kqljax import features, theory
+    >>> jax.config.update("jax_enable_x64", True)
+"""
 
 from kqljax import features, theory
 from kqljax.agent import KQL, AgentStep
@@ -6,9 +14,6 @@ from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
 from kqljax.kql import (
-    KQLInfo,
-    KQLState,
-    Transition,
     kql_act,
     kql_grow,
     kql_init,
@@ -21,6 +26,7 @@ from kqljax.memory import estimate_memory
 from kqljax.rollout import TrainLog, TrainRun, evaluate, rollout_returns, train
 from kqljax.saving import load_state, save_state
 from kqljax.seeds import across_seeds
+from kqljax.state import KQLInfo, KQLState, Transition
 from kqljax.tasks import Task, TaskStep, make_task
 
 __version__ = "0.1.0"

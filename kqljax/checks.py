@@ -20,13 +20,22 @@ from kqljax.kernels import Kernel, Pair, num_terms
 
 if TYPE_CHECKING:
     from kqljax.config import KQLConfig
-    from kqljax.kql import KQLState, Transition
+    from kqljax.state import KQLState, Transition
 
 Array = jax.Array
 
 
 class NormalisationWarning(UserWarning):
-    """The kernel or a number lies outside what the paper's theorem assumes; the algorithm runs all the same."""
+    """The kernel or a number lies outside what the paper's theorem assumes; the algorithm runs all the same.
+
+    Examples:
+      >>> import warnings
+      >>> with warnings.catch_warnings(record=True) as caught:
+      ...     warnings.simplefilter("always")
+      ...     cfg = kqljax.KQLConfig(kernel=4.0 * kqljax.RBF(), num_actions=3, horizon=10).validate(obs_dim=2)
+      >>> caught[0].category.__name__
+      'NormalisationWarning'
+    """
 
 
 def whole_number(name: str, value: Any, least: int, remedy: str) -> int:

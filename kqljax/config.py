@@ -40,15 +40,18 @@ class KQLConfig:
       terminal_value: value of the absorbing state after termination.
       backups: Bellman backups a step; the paper makes one (static).
       tie_break: "first" or "random", which of several maximal actions is taken (static).
-      features: a map of `kqljax.features`, which selects the weight-space engine; None is the exact one.
-
-    For long runs, with features only (all static, and to be kept for a whole run; docs/features.md says what each trades):
-
+      features: a map of `kqljax.features`, which selects the weight-space engine; None is the exact one. What follows is for
+        long runs with features only, static, and to be kept for a whole run; docs/features.md says what each trades.
       refresh_every: table rows and targets are brought up to date at every k-th step only.
       refresh_rows: and only this many rows of it, drawn at random; None is all of them.
       memory: transitions kept, whose targets still change; older ones stay in the regression with the last target they
         had. None keeps all `horizon`.
       eviction: "oldest" or "reservoir" (a uniform sample), which transition leaves a full memory.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=1000)
+      >>> cfg.lam, round(cfg.beta, 6)
+      (0.0001, 0.2)
     """
 
     kernel: Kernel
@@ -101,8 +104,14 @@ class KQLConfig:
           epsilon: how far they are from the RKHS.
           sigma: stochasticity of the MDP, 0 where it is deterministic, 1 always holds.
           p: probability that the regret bound fails.
-          d_lambda, c_lambda: bounds on effective dimension and covering numbers, by default those of the kernel.
+          d_lambda: bound on the effective dimension, by default that of the kernel.
+          c_lambda: bound on the covering numbers, by default that of the kernel.
           others: further fields of the config.
+
+        Examples:
+          >>> cfg = kqljax.KQLConfig.from_theory(kqljax.RBF(eta=0.02), obs_dim=2, num_actions=3, horizon=1000, rho=1.0)
+          >>> round(cfg.beta, 6)
+          0.6
         """
         from kqljax.theory import guarantee
 
@@ -138,6 +147,12 @@ class KQLConfig:
 
         With `obs_dim`, also warns (`NormalisationWarning`) where the kernel leaves the paper's normalisation
         ||K_x|| in [1/2, 1] on observations in [-1, 1]^l. Call it outside jit.
+
+        Examples:
+          >>> kqljax.KQLConfig(kernel=kqljax.RBF(), num_actions=3, horizon=10, beta=-1.0).validate()
+          Traceback (most recent call last):
+              ...
+          ValueError: beta must be at least 0, got -1.0. The paper uses sqrt(lam) / (1 - gamma).
         """
         checks.check_config(self, obs_dim)
         return self

@@ -17,7 +17,7 @@ Conventions that the paper leaves open (docs/conventions.md has the reasons):
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,89 +30,9 @@ from kqljax.engines.exact import ExactEngine
 from kqljax.engines.weights import WeightEngine
 from kqljax.errors import is_known
 from kqljax.posterior import gram, weights
+from kqljax.state import KQLInfo, KQLState, Transition
 
 Array = jax.Array
-
-
-class Transition(NamedTuple):
-    """One step of the environment.
-
-    Attributes:
-      obs: `[l]` normalised observation s_t.
-      action: `[]` integer a_t in 0..A-1.
-      reward: `[]` reward in [0, 1].
-      next_obs: `[l]` the true successor, never the observation after a reset.
-      terminated: `[]` bool, the task ended (a time limit is not an end).
-    """
-
-    obs: Any
-    action: Any
-    reward: Any
-    next_obs: Any
-    terminated: Any
-
-
-class KQLState(NamedTuple):
-    """What the next step needs.
-
-    Attributes:
-      posterior: the stored pairs (s_tau, a_tau) and the regression on them: `gram.GramPosterior`, or
-        `weights.WeightPosterior` with features.
-      table: Q-hat and squared width at the successors s'_tau for every action, `[T, A]` each.
-      q_tilde: `[T, A]` clipped optimistic value at the successors; rows of empty slots mean nothing.
-      reward: `[T]`.
-      terminated: `[T]` bool.
-    """
-
-    posterior: Any
-    table: Any
-    q_tilde: Array
-    reward: Array
-    terminated: Array
-
-    @property
-    def num_stored(self) -> Array:
-        """`[]` number of stored transitions."""
-        return self.posterior.num_stored
-
-    @property
-    def capacity(self) -> int:
-        """Transitions that the arrays have room for."""
-        return self.reward.shape[-1]
-
-    @property
-    def q_hat(self) -> Array:
-        """`[T, A]` ridge estimate at the successors."""
-        return self.table.mean
-
-    @property
-    def width(self) -> Array:
-        """`[T, A]` Gamma-hat at the successors."""
-        return jnp.sqrt(self.table.width_sq)
-
-
-class KQLInfo(NamedTuple):
-    """Diagnostics of one step.
-
-    Attributes:
-      is_stored: `[]` bool, the transition was taken in; where False the state is as before, but for a slot left empty.
-      is_full: `[]` bool, no slot was free for it.
-      is_valid: `[]` bool, finite observations, reward in [0, 1], action in range.
-      is_finite: `[]` bool, every Q-tilde in the table and the residual are finite numbers.
-      residual: `[]` |(K + lam I) alpha - y| at the new pair, in units of value; a certificate of the arithmetic.
-      width: `[]` Gamma-hat_t at the new pair before it was stored.
-      feature_error: `[]` how far the features are from the kernel at the states of this step; 0 in the exact engine.
-      is_basis_full: `[]` bool, an online dictionary had no room for a state of this step.
-    """
-
-    is_stored: Array
-    is_full: Array
-    is_valid: Array
-    is_finite: Array
-    residual: Array
-    width: Array
-    feature_error: Array
-    is_basis_full: Array
 
 
 def kql_init(cfg: KQLConfig, obs_dim: int, dtype: Any = None, capacity: int | None = None) -> KQLState:
@@ -123,6 +43,11 @@ def kql_init(cfg: KQLConfig, obs_dim: int, dtype: Any = None, capacity: int | No
       obs_dim: l.
       dtype: float64 or float32; by default the widest that jax has enabled.
       capacity: room to begin with, by default `cfg.capacity`; see `kql_grow`.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
+      >>> kqljax.kql_init(cfg, obs_dim=2).q_tilde.shape
+      (10, 3)
     """
     dtype = checks.check_init(cfg, obs_dim, dtype, capacity)
     capacity = cfg.capacity if capacity is None else capacity
@@ -141,6 +66,12 @@ def kql_grow(state: KQLState, capacity: int, is_full: bool = False) -> KQLState:
 
     A step costs O(capacity^2): a long run that starts small and grows in stages is faster than one that starts full.
     `is_full` is the caller's word that no slot is free, which makes the stages cheaper still; see `gram.grow`.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
+      >>> state = kqljax.kql_init(cfg, obs_dim=2, capacity=5)
+      >>> kqljax.kql_grow(state, 10).q_tilde.shape
+      (10, 3)
     """
     more = capacity - state.capacity
     if is_known(state.posterior.next_slot) and np.any(np.asarray(state.posterior.next_slot) > state.capacity):
@@ -159,7 +90,15 @@ def kql_grow(state: KQLState, capacity: int, is_full: bool = False) -> KQLState:
 
 
 def kql_predict(cfg: KQLConfig, state: KQLState, obs: Any) -> tuple[Array, Array]:
-    """Q-hat `[A]` and width Gamma-hat `[A]` at one observation `[l]`."""
+    """Q-hat `[A]` and width Gamma-hat `[A]` at one observation `[l]`.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
+      >>> state = kqljax.kql_init(cfg, obs_dim=2)
+      >>> q_hat, width = kqljax.kql_predict(cfg, state, jnp.array([0.1, -0.2]))
+      >>> q_hat.tolist(), width.round(3).tolist()  # nothing is known yet: 0, and 1 / sqrt(lam)
+      ([0.0, 0.0, 0.0], [10.0, 10.0, 10.0])
+    """
     checks.check_state(cfg, state)
     obs = checks.check_obs(state, obs)
     return cfg.engine.predict(state.posterior, obs)
@@ -174,6 +113,13 @@ def kql_act(cfg: KQLConfig, state: KQLState, obs: Any, key: Array | None = None)
     Returns:
       action: `[]` int32; -1 where a value is not a number, which `kql_step` refuses.
       q_tilde: `[A]`.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
+      >>> state = kqljax.kql_init(cfg, obs_dim=2)
+      >>> action, q_tilde = kqljax.kql_act(cfg, state, jnp.array([0.1, -0.2]))
+      >>> int(action), q_tilde.round(3).tolist()  # everything is worth 1 / (1 - gamma) at first
+      (0, [20.0, 20.0, 20.0])
     """
     q_hat, width = kql_predict(cfg, state, obs)
     cfg = in_dtype(cfg, q_hat.dtype)
@@ -186,6 +132,13 @@ def kql_policy(cfg: KQLConfig, state: KQLState) -> Callable[[Any, Array | None],
 
     Returns:
       act(obs `[l]`, key) -> action `[]`, q_tilde `[A]`, as `kql_act`.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
+      >>> act = kqljax.kql_policy(cfg, kqljax.kql_init(cfg, obs_dim=2))
+      >>> actions, q_tilde = jax.vmap(lambda obs: act(obs, None))(jnp.zeros((4, 2)))
+      >>> actions.shape, q_tilde.shape
+      ((4,), (4, 3))
     """
     checks.check_state(cfg, state)
     cfg = in_dtype(cfg, state.reward.dtype)
@@ -218,6 +171,14 @@ def kql_step(cfg: KQLConfig, state: KQLState, transition: Transition) -> tuple[K
 
     Outside jit a transition with wrong values raises ValueError. Inside jit it is left out and `info.is_valid` says so;
     the same holds for one past the capacity, `info.is_full`.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
+      >>> state, obs = kqljax.kql_init(cfg, obs_dim=2), jnp.array([0.1, -0.2])
+      >>> step = jax.jit(kqljax.kql_step)
+      >>> state, info = step(cfg, state, kqljax.Transition(obs, 2, 0.5, obs, False))
+      >>> int(state.num_stored), bool(info.is_stored)
+      (1, True)
     """
     state, info, _ = _learn(cfg, state, transition, None)
     return state, info
@@ -234,6 +195,14 @@ def kql_step_and_act(
     Returns:
       state, info: as `kql_step`.
       action, q_tilde: as `kql_act` with the new state.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
+      >>> state, obs = kqljax.kql_init(cfg, obs_dim=2), jnp.array([0.1, -0.2])
+      >>> moved = kqljax.Transition(obs, 0, 0.0, obs, False)
+      >>> state, info, action, q_tilde = jax.jit(kqljax.kql_step_and_act)(cfg, state, moved, obs)
+      >>> int(state.num_stored), action.shape, q_tilde.shape
+      (1, (), (3,))
     """
     state, info, q_tilde = _learn(cfg, state, transition, checks.check_obs(state, obs))
     assert q_tilde is not None

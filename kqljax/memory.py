@@ -22,6 +22,11 @@ def estimate_memory(cfg: KQLConfig, num_seeds: int = 1, *, obs_dim: int | None =
       obs_dim: l, by default that of the config's features; without either, observations are counted as one number each,
         which is little beside the T x T arrays of the exact engine.
       dtype: as for `kql_init`.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(), num_actions=3, horizon=1000)
+      >>> f"{kqljax.estimate_memory(cfg, num_seeds=10, obs_dim=2) / 2**20:.0f} MiB"
+      '154 MiB'
     """
     checks.whole_number("num_seeds", num_seeds, 1, "It is the number of runs side by side.")
     if obs_dim is None:

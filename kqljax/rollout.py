@@ -11,7 +11,8 @@ from jax import lax
 from kqljax import checks
 from kqljax.arrays import in_dtype
 from kqljax.config import KQLConfig
-from kqljax.kql import KQLInfo, KQLState, Transition, kql_act, kql_grow, kql_init, kql_policy, kql_step_and_act
+from kqljax.kql import kql_act, kql_grow, kql_init, kql_policy, kql_step_and_act
+from kqljax.state import KQLInfo, KQLState, Transition
 from kqljax.tasks import Task
 
 Array = jax.Array
@@ -48,6 +49,13 @@ class TrainLog(NamedTuple):
       truncated: `[N]` bool.
       episode_return: `[N]` sum of raw rewards of the episode up to and with this step.
       info: `KQLInfo` with `[N]` fields.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> cfg = task.config(horizon=20)
+      >>> log = jax.jit(kqljax.train)(task, cfg, jax.random.key(0)).log
+      >>> log.action.shape, float(log.episode_return[-1]), log.info.width.shape
+      ((20,), -20.0, (20,))
     """
 
     action: Array
@@ -65,6 +73,12 @@ class TrainRun(NamedTuple):
       state: the state after the last step.
       log: what happened at each step.
       curve: `[E, num_episodes]` returns at the steps of `eval_at`; `[0, num_episodes]` where there are none.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> run = jax.jit(kqljax.train)(task, task.config(horizon=20), jax.random.key(0))
+      >>> run.state.q_tilde.shape, run.log.raw_reward.shape, run.curve.shape
+      ((20, 3), (20,), (0, 20))
     """
 
     state: KQLState
@@ -163,6 +177,12 @@ def train(
       num_steps: steps of the environment, by default `cfg.horizon`.
       dtype: of the state, see `kql_init`.
       eval_at: steps after which the policy is evaluated on `eval_episodes` episodes, for a learning curve.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> run = jax.jit(kqljax.train)(task, task.config(horizon=20), jax.random.key(0))
+      >>> int(run.state.num_stored), bool(run.log.info.is_finite.all())
+      (20, True)
     """
     num_steps = cfg.horizon if num_steps is None else num_steps
     checks.whole_number("num_steps", num_steps, 1, "It is the number of environment steps.")
@@ -198,6 +218,13 @@ def evaluate(task: Task, cfg: KQLConfig, state: KQLState, key: Array, num_episod
     """Undiscounted raw returns `[num_episodes]` of the policy that maximises Q-tilde, without learning.
 
     All episodes run side by side, until the last one is over.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> cfg = task.config(horizon=20)
+      >>> run = jax.jit(kqljax.train)(task, cfg, jax.random.key(0))
+      >>> kqljax.evaluate(task, cfg, run.state, jax.random.key(1), num_episodes=2).shape
+      (2,)
     """
     checks.whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
 
@@ -209,6 +236,12 @@ def rollout_returns(task: Task, act: Any, key: Array, num_episodes: int) -> Arra
     """Raw returns `[num_episodes]` of any policy `act(obs [l], key) -> action []`.
 
     An episode in which the policy answers with a negative action, the mark of a value that is not a number, returns NaN.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> stay = lambda obs, key: jnp.int32(1)
+      >>> kqljax.rollout_returns(task, stay, jax.random.key(0), num_episodes=2).tolist()
+      [-200.0, -200.0]
     """
     reset_key, step_key = jax.random.split(key)
     obs, env_state = jax.vmap(task.reset)(jax.random.split(reset_key, num_episodes))

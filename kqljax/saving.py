@@ -24,6 +24,15 @@ def save_state(path: str | os.PathLike[str], cfg: KQLConfig, state: KQLState) ->
     """Writes a state, and what its config was, to an .npz file: whole or not at all, and without pickle.
 
     The state may be one of `kql_init` or a batch of a vmap. Call it outside jit.
+
+    Examples:
+      >>> import os, tempfile
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(), num_actions=2, horizon=5)
+      >>> with tempfile.TemporaryDirectory() as directory:
+      ...     path = os.path.join(directory, "state.npz")
+      ...     kqljax.save_state(path, cfg, kqljax.kql_init(cfg, obs_dim=3))
+      ...     kqljax.load_state(path, cfg).q_tilde.shape
+      (5, 2)
     """
     checks.check_state(cfg, state)
     if not is_known(cfg, state):
@@ -39,6 +48,13 @@ def load_state(path: str | os.PathLike[str], cfg: KQLConfig) -> KQLState:
 
     Raises:
       kqljax.storage.StorageError: a ValueError; the file is damaged, or of another config. It is left untouched.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(), num_actions=2, horizon=5)
+      >>> kqljax.load_state("nowhere.npz", cfg)  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+      ...
+      kqljax.storage.StorageError: nowhere.npz cannot be read: ...
     """
     header, arrays = read_arrays(Path(path), KIND)
     _check_config(Path(path), header["config"], _fingerprint(cfg))

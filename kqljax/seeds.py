@@ -34,6 +34,11 @@ def across_seeds(
 
     Returns:
       program(keys `[N]`, *arguments) -> the results of `run`, with a leading axis N.
+
+    Examples:
+      >>> program = kqljax.across_seeds(lambda key, scale: scale * jax.random.normal(key, (3,)))
+      >>> program(jax.random.split(jax.random.key(0), 5), 2.0).shape
+      (5, 3)
     """
     devices = jax.local_devices() if devices is None else list(devices)
     mesh = Mesh(np.array(devices), ("seeds",))

@@ -40,6 +40,13 @@ class TaskStep(NamedTuple):
       raw_reward: `[]` the environment's own reward.
       terminated: `[]` bool, the task ended.
       truncated: `[]` bool, the time limit was reached.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> obs, env_state = task.reset(jax.random.key(0))
+      >>> step = task.step(jax.random.key(1), env_state, 2)
+      >>> step.next_obs.shape, float(step.raw_reward), float(step.reward)
+      ((2,), -1.0, 0.0)
     """
 
     obs: Array
@@ -67,6 +74,13 @@ class Task:
       reward_low, reward_high: raw rewards that become 0 and 1.
       actions: `[A]` what the environment is given for each action index, or None for the index itself.
       eta: the paper's kernel width for this task.
+
+    Examples:
+      >>> task = kqljax.make_task("CartPole-v0")
+      >>> task.obs_dim, task.num_actions, task.max_steps
+      (4, 2, 200)
+      >>> task.normalise(jnp.array([2.4, 0.0, 0.0, -7.0])).tolist()
+      [1.0, 0.0, 0.0, -1.0]
     """
 
     name: str
@@ -134,6 +148,11 @@ class Task:
 
         After the end the environment pays raw reward 0 for ever, so the terminal value is that reward, normalised,
         over 1 - gamma.
+
+        Examples:
+          >>> cfg = kqljax.make_task("MountainCar-v0").config(horizon=500)
+          >>> cfg.kernel, cfg.num_actions, round(cfg.terminal_value, 6)
+          (RBF(eta=0.02), 3, 20.0)
         """
         kernel = RBF(eta=self.eta) if kernel is None else kernel
         if "terminal_value" not in overrides:
@@ -172,6 +191,13 @@ class Task:
           max_steps: episode length, by default `params.max_steps_in_episode`, which it replaces; an environment without
             that parameter must keep the limit itself.
           clips: cut normalised observations off at -1 and 1.
+
+        Examples:
+          >>> import gymnax
+          >>> env, _ = gymnax.make("Pendulum-v1")
+          >>> task = kqljax.Task.wrap(env, reward_range=(-17.0, 0.0), actions=(-2.0, 0.0, 2.0))
+          >>> task.obs_dim, task.num_actions
+          (3, 3)
         """
         params = env.default_params if params is None else params
         name = str(name or getattr(env, "name", type(env).__name__))
@@ -277,7 +303,12 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 
 def make_task(name: str) -> Task:
-    """One of the paper's tasks, by the name of its gym environment; CartPole-v0 lasts 200 steps, CartPole-v1 500."""
+    """One of the paper's tasks, by the name of its gym environment; CartPole-v0 lasts 200 steps, CartPole-v1 500.
+
+    Examples:
+      >>> kqljax.make_task("MountainCar-v0").num_actions
+      3
+    """
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}. Known: {', '.join(TASKS)}. For another environment use kqljax.Task.wrap.")
     return TASKS[name]()

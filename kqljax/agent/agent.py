@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
 
 from kqljax.agent import episodes, files
+from kqljax.agent.answers import AgentStep, Posterior
 from kqljax.agent.features import make_features
 from kqljax.agent.learner import History, Learner, check_sound
 from kqljax.agent.loops import Loop, SingleLoop, Steps, Totals, VectorLoop
@@ -21,52 +22,10 @@ from kqljax.config import KQLConfig
 from kqljax.errors import describe
 from kqljax.features import FeatureMap
 from kqljax.kernels import RBF, Kernel
-from kqljax.kql import KQLInfo, KQLState
+from kqljax.state import KQLState
 
 DEFAULT_HORIZON = 1000
 """What lam and beta are set for before the first call of `learn`."""
-
-
-class AgentStep(NamedTuple):
-    """What a callback is told after each step of the environment.
-
-    With a vector of n environments the fields have one entry for each of the k transitions of this step, k <= n.
-
-    Attributes:
-      num_timesteps: transitions learned from so far, in all calls of `learn`.
-      obs: `[l]` or `[k, l]` the environment's observation, not normalised.
-      action: `[]` or `[k]` index of the action.
-      reward: `[]` or `[k]` the environment's reward.
-      next_obs: `[l]` or `[k, l]` its true successor.
-      terminated: `[]` or `[k]` bool, the task ended.
-      truncated: `[]` or `[k]` bool, a time limit was reached.
-      q_tilde: `[A]` or `[n, A]` optimistic values at the observation to act on next.
-      info: diagnostics of the last transition.
-    """
-
-    num_timesteps: int
-    obs: np.ndarray
-    action: np.ndarray
-    reward: np.ndarray
-    next_obs: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    q_tilde: np.ndarray
-    info: KQLInfo
-
-
-class Posterior(NamedTuple):
-    """What the agent believes at some observations, in units of normalised value, which runs from 0 to 1 / (1 - gamma).
-
-    Attributes:
-      q_hat: `[..., A]` ridge estimate.
-      width: `[..., A]` Gamma-hat; beta times it is the bonus.
-      q_tilde: `[..., A]` optimistic value, which the agent maximises.
-    """
-
-    q_hat: np.ndarray
-    width: np.ndarray
-    q_tilde: np.ndarray
 
 
 Callback = Callable[["KQL", AgentStep], Any]
@@ -112,6 +71,14 @@ class KQL:
       seed: of the environment and of random ties; None draws one.
       dtype: "float64", or "float32" with features.
       options: further fields of `KQLConfig`, such as `tie_break` or `memory`.
+
+    Examples:
+      >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
+      >>> agent
+      KQL('MountainCar-v0', RBF(eta=0.02), exact, 20 steps, seed=0)
+      >>> low, high = agent.obs_bounds
+      >>> low.round(2).tolist(), high.round(2).tolist(), agent.reward_range
+      ([-1.2, -0.07], [0.6, 0.07], (-1.0, 0.0))
     """
 
     def __init__(
@@ -239,6 +206,11 @@ class KQL:
             False, learning stops, as in Stable-Baselines3.
           progress_bar: shows one, on stderr.
           env: another environment with the same spaces to go on in.
+
+        Examples:
+          >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
+          >>> agent.learn(20, callback=lambda agent, step: step.num_timesteps < 30).num_timesteps
+          30
         """
         whole_number("total_timesteps", total_timesteps, 1, "It is the number of environment steps.")
         callbacks = [callback] if callable(callback) else list(callback or ())
@@ -308,12 +280,20 @@ class KQL:
 
         Args:
           observation: one of the environment's, or a batch of them `[n, ...]`.
-          state, episode_start: not used; the policy has no memory.
+          state: not used; the policy has no memory.
+          episode_start: not used.
           deterministic: whether of actions that are equally good the first is taken, or one at random. The policy has no
             other randomness.
 
         Returns:
           What the environment takes, `[...]`, or `[n, ...]` for a batch; and None.
+
+        Examples:
+          >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
+          >>> action, _ = agent.predict([-0.5, 0.0])
+          >>> actions, _ = agent.predict(np.zeros((4, 2)))
+          >>> int(action) in (0, 1, 2), actions.shape
+          (True, (4,))
         """
         self._draws += 1
         obs, is_batch = self._batch(observation)
@@ -323,11 +303,24 @@ class KQL:
         return (chosen if is_batch else chosen[0]), None
 
     def q_values(self, observation: Any) -> np.ndarray:
-        """Optimistic values Q-tilde `[A]`, or `[n, A]` for a batch, in [0, 1 / (1 - gamma)] as rewards are in [0, 1]."""
+        """Optimistic values Q-tilde `[A]`, or `[n, A]` for a batch, in [0, 1 / (1 - gamma)] as rewards are in [0, 1].
+
+        Examples:
+          >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
+          >>> agent.q_values([-0.5, 0.0]).shape
+          (3,)
+        """
         return self.posterior(observation).q_tilde
 
     def posterior(self, observation: Any) -> Posterior:
-        """Estimate, width and optimistic value, `[A]` each, or `[n, A]` for a batch."""
+        """Estimate, width and optimistic value, `[A]` each, or `[n, A]` for a batch.
+
+        Examples:
+          >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
+          >>> believed = agent.posterior([-0.5, 0.0])
+          >>> believed.q_hat.shape, believed.width.shape, believed.q_tilde.shape
+          ((3,), (3,), (3,))
+        """
         obs, is_batch = self._batch(observation)
         return Posterior(*(each if is_batch else each[0] for each in self._learner.look(obs)))
 
@@ -346,6 +339,11 @@ class KQL:
         Args:
           env: where, by default a new environment of the same name, or the agent's own.
           seed: of the first episode, by default one that training has not used.
+
+        Examples:
+          >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
+          >>> agent.evaluate(2).tolist()  # 20 steps are too few
+          [-200.0, -200.0]
         """
         env = self._eval_env(env)
         seed = self.seed + 1_000_003 if seed is None else seed
@@ -367,6 +365,14 @@ class KQL:
 
         An environment that was given by its name is made again when it is needed; another has to be given to `learn`. A
         kernel of your own has to be given to `load`.
+
+        Examples:
+          >>> import os, tempfile
+          >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
+          >>> with tempfile.TemporaryDirectory() as directory:
+          ...     agent.save(os.path.join(directory, "car.npz"))
+          ...     os.listdir(directory)
+          ['car.npz']
         """
         files.save(self, path)
 
@@ -377,6 +383,15 @@ class KQL:
         Args:
           env: to learn in, where it was not given by name.
           kernel: the agent's kernel, where it is not one of the library's.
+
+        Examples:
+          >>> import os, tempfile
+          >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
+          >>> with tempfile.TemporaryDirectory() as directory:
+          ...     agent.save(os.path.join(directory, "car.npz"))
+          ...     again = kqljax.KQL.load(os.path.join(directory, "car.npz"))
+          >>> bool(np.all(again.q_values([-0.5, 0.0]) == agent.q_values([-0.5, 0.0])))
+          True
         """
         agent = object.__new__(cls)
         files.load_into(agent, path, kernel)

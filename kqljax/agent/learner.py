@@ -21,8 +21,9 @@ from kqljax.agent.loops import Steps
 from kqljax.agent.scaling import Ranges
 from kqljax.arrays import in_dtype
 from kqljax.config import KQLConfig
-from kqljax.kql import KQLState, Transition, kql_grow, kql_init
+from kqljax.kql import kql_grow, kql_init
 from kqljax.memory import estimate_memory
+from kqljax.state import KQLState, Transition
 
 FIRST_CAPACITY = 1000
 """Room that a run starts with at most. It doubles when it is full: a step costs O(capacity^2), a new size a compile."""

@@ -128,8 +128,8 @@ def _print(found: dict[str, Any]) -> None:
     console = console_for_tables()
     lines = [
         f"learned {found['env']} for {found['steps']} steps in {found['seconds']:.1f} s; in all {found['steps_in_all']} "
-        f"steps and {len(episodes)} episodes that ended",
-        f"{after['episodes']} episodes after training: mean return {after['mean']:.1f}, std {after['std']:.1f}",
+        f"steps; episodes that ended: {len(episodes)}",
+        f"after training: mean return {after['mean']:.1f}, std {after['std']:.1f} (evaluation episodes: {after['episodes']})",
         f"wrote {found['file']}",
     ]
     for line in lines:

@@ -30,6 +30,13 @@ class FeatureMap:
       error: largest difference from the kernel.
       obs_dim: l (static).
       error_kind: "exact", "bound" or "measured" (static).
+
+    Examples:
+      >>> found = features.linear(kqljax.Linear(), obs_dim=2, num_actions=3)
+      >>> found.num_features, found.num_weights, found.root.shape, found.error_kind
+      (3, 5, (3, 3, 5), 'exact')
+      >>> found.psi(found.init(jnp.float64), jnp.array([0.1, -0.2])).tolist()
+      [0.1, -0.2, 1.0]
     """
 
     kernel: Kernel

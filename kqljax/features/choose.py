@@ -24,6 +24,11 @@ def sample_states(task: Any, seed: int = 0, *, rounds: int = 32) -> np.ndarray:
     Random actions are held for random times, from the start of an episode at first. Each further round goes on from those of
     the states reached so far that lie farthest apart, so that swings grow and velocities add up as under a policy that
     seeks them.
+
+    Examples:
+      >>> states = features.sample_states(kqljax.make_task("MountainCar-v0"), rounds=1)
+      >>> states.shape[1], bool(np.all(np.abs(states) <= 1))
+      (2, True)
     """
     chains, length, frontier = 64, 32, 48
     begin_key, *keys = jax.random.split(jax.random.key(seed), rounds + 1)
@@ -93,6 +98,14 @@ def auto(kernel: Kernel, task: Any, tolerance: float = 1e-6, *, seed: int = 0) -
 
     Raises:
       ValueError: where none meets the tolerance; it says which size would do.
+
+    Examples:
+      >>> task, kernel = kqljax.make_task("MountainCar-v0"), kqljax.RBF(eta=0.02)
+      >>> found = features.auto(kernel, task, tolerance=1e-4)
+      >>> found.error <= 1e-4
+      True
+      >>> task.config(kernel, horizon=20, features=found).features.num_weights == found.num_weights
+      True
     """
     check_tolerance(tolerance)
     sizes = task.obs_dim, task.num_actions

@@ -60,6 +60,12 @@ def dictionary(
 
     A state z is represented up to k(z, z) - ||psi(z)||^2, which bounds the error in the kernel between any two such states
     and is measured on all `states`. Use states like those the agent will see.
+
+    Examples:
+      >>> states = np.random.default_rng(0).uniform(-1, 1, (50, 2))
+      >>> found = features.dictionary(kqljax.RBF(eta=0.02), states, num_actions=3, tolerance=1e-4)
+      >>> found.points.shape[1], found.error < 1e-4
+      (2, True)
     """
     states = np.asarray(states, np.float64)
     if states.ndim != 2 or not len(states):
@@ -185,6 +191,11 @@ def online_dictionary(
 
     When it is full, `KQLInfo.is_basis_full` says so at every state it should have taken in, and `KQLInfo.feature_error`
     is what is missing there.
+
+    Examples:
+      >>> found = features.online_dictionary(kqljax.RBF(eta=0.02), obs_dim=2, num_actions=3, capacity=20)
+      >>> found.num_features, found.num_weights
+      (20, 60)
     """
     whole_number("capacity", capacity, 1, "It is the number of states the dictionary can hold.")
     check_tolerance(tolerance)

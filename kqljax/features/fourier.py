@@ -63,6 +63,11 @@ def random_fourier(
       num_frequencies: F, by default 256; or give a `tolerance`, and F is doubled until the measured error is below it.
       orthogonal: frequencies in orthogonal blocks, whose error is smaller (Yu et al., 2016).
       seed: of the frequencies.
+
+    Examples:
+      >>> found = features.random_fourier(kqljax.Matern32(), obs_dim=2, num_actions=3, num_frequencies=64)
+      >>> found.num_weights, found.error_kind
+      (128, 'measured')
     """
     check_kernel(kernel, (RBF, *_SMOOTHNESS), "random_fourier")
     if num_frequencies is not None:

@@ -26,7 +26,12 @@ class LinearMap(FeatureMap):
 
 
 def linear(kernel: Kernel, obs_dim: int, num_actions: int) -> LinearMap:
-    """The paper's linear kernel, exactly: m = l + 1, D = l + A."""
+    """The paper's linear kernel, exactly: m = l + 1, D = l + A.
+
+    Examples:
+      >>> features.linear(kqljax.Linear(), obs_dim=2, num_actions=3).num_weights
+      5
+    """
     check_kernel(kernel, (Linear,), "linear")
     scale = 2 * (obs_dim + 1)
     shift = 0.5 + np.eye(num_actions) / scale

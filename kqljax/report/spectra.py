@@ -10,9 +10,9 @@ import numpy as np
 from kqljax import theory
 from kqljax.config import KQLConfig
 from kqljax.kernels import gram
-from kqljax.kql import KQLState
 from kqljax.posterior.gram import GramPosterior
 from kqljax.report.style import INK, QUIET, finish, line, panels
+from kqljax.state import KQLState
 
 _EFFECTIVE, _PSEUDO = "#0072B2", "#E69F00"
 

@@ -60,7 +60,8 @@ def summarise(
       resamples: bootstrap samples.
       rng_seed: of the bootstrap; the same numbers always get the same interval.
 
-    Example:
+    Examples:
+      >>> from kqljax.report import summarise
       >>> summarise([1.0, 2.0, 3.0, 10.0]).iqm
       2.5
     """

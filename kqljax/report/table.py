@@ -50,7 +50,7 @@ def print_table(document: Document, console: Console) -> None:
 
 
 def markdown_table(document: Document) -> str:
-    """The same figures for a README, with the worst and the best seed."""
+    """The same figures for a page in Markdown, with the worst and the best seed."""
     settings, summary = document["settings"], document["summary"]
     tasks = [task for task in settings["tasks"] if task in summary]
     lines = ["| | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]

@@ -66,6 +66,10 @@ def effective_dimension_bound(kernel: Kernel, num_pairs: Any, lam: Any, *, obs_d
     """An upper bound `[]` on d_eff of any `num_pairs` pairs: Lemmas on linear and Gaussian kernels, and always n.
 
     For any other kernel the bound is n itself.
+
+    Examples:
+      >>> float(theory.effective_dimension_bound(kqljax.Linear(), 1000, 1e-4, obs_dim=2, num_actions=3))
+      5.0
     """
     if is_known(num_pairs, lam):
         check_positive("lam", lam, "It is the scale at which the dimension is measured; the paper uses 1 / (10 T).")
@@ -91,6 +95,10 @@ def log_covering_functions(
     Args:
       epsilon: granularity above 0, or
       log_epsilon: its logarithm, where it is too small for a float.
+
+    Examples:
+      >>> round(float(theory.log_covering_functions(kqljax.Linear(), 0.1, obs_dim=2, num_actions=3)), 3)
+      15.223
     """
     shape = _shape(kernel, obs_dim, num_actions)
     return _log_covering(shape, _log_of(epsilon, log_epsilon), power=1, head=2.0)
@@ -99,7 +107,12 @@ def log_covering_functions(
 def log_covering_operators(
     kernel: Kernel, epsilon: Any = None, *, obs_dim: int, num_actions: int, log_epsilon: Any = None
 ) -> Array:
-    """An upper bound `[]` on ln N(epsilon, I_HS,*), as `log_covering_functions`."""
+    """An upper bound `[]` on ln N(epsilon, I_HS,*), as `log_covering_functions`.
+
+    Examples:
+      >>> round(float(theory.log_covering_operators(kqljax.Linear(), 0.1, obs_dim=2, num_actions=3)), 3)
+      76.113
+    """
     shape = _shape(kernel, obs_dim, num_actions)
     return _log_covering(shape, _log_of(epsilon, log_epsilon), power=2, head=2.0 * math.sqrt(2.0))
 
@@ -127,6 +140,11 @@ def covering_term(kernel: Kernel, *, horizon: Any, gamma: Any, lam: Any, obs_dim
     """The least c_lambda `[]` that Theorem 1 allows: both covering numbers at the granularities of eq. (betrue).
 
     They are lam^2 (1 - gamma) / (4 T^2) for functions and lam^3 (1 - gamma) / (32 (T + lam)^3) for operators.
+
+    Examples:
+      >>> sizes = {"obs_dim": 2, "num_actions": 3}
+      >>> round(float(theory.covering_term(kqljax.Linear(), horizon=1000, gamma=0.9, lam=1.0, **sizes)), 1)
+      770.7
     """
     log_lam, log_gap = jnp.log(lam), jnp.log1p(-jnp.asarray(gamma, jnp.zeros(()).dtype))
     functions = 2 * log_lam + log_gap - math.log(4) - 2 * jnp.log(horizon)

@@ -23,8 +23,8 @@ from kqljax.checks import check_positive
 from kqljax.config import KQLConfig
 from kqljax.errors import describe, is_known
 from kqljax.kernels import Kernel, Pair, gram
-from kqljax.kql import KQLInfo, KQLState
 from kqljax.posterior.gram import GramPosterior
+from kqljax.state import KQLInfo, KQLState
 
 Array = jax.Array
 
@@ -35,6 +35,11 @@ class Dimensions(NamedTuple):
     Attributes:
       effective: d_eff, at most the number of pairs.
       pseudo: d_pse, between d_eff and ln(e (n + lam) / lam) d_eff.
+
+    Examples:
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
+      >>> theory.state_dimensions(cfg, kqljax.kql_init(cfg, obs_dim=2)).effective.tolist()
+      0.0
     """
 
     effective: Array
@@ -49,12 +54,23 @@ def effective_dimension(kernel: Kernel, states: Any, actions: Any, lam: Any, num
 
     Args:
       num_actions: A, by default the largest action and one; it must be given inside jit.
+
+    Examples:
+      >>> states, actions = np.random.default_rng(0).uniform(-1, 1, (50, 2)), np.arange(50) % 3
+      >>> round(theory.effective_dimension(kqljax.Linear(), states, actions, lam=1e-4), 3)  # at most l + A = 5
+      5.0
     """
     return _dimensions(kernel, states, actions, lam, num_actions).effective
 
 
 def pseudo_dimension(kernel: Kernel, states: Any, actions: Any, lam: Any, num_actions: int | None = None) -> Any:
-    """d_pse `[]`, with the arguments of `effective_dimension`."""
+    """d_pse `[]`, with the arguments of `effective_dimension`.
+
+    Examples:
+      >>> states, actions = np.random.default_rng(0).uniform(-1, 1, (50, 2)), np.arange(50) % 3
+      >>> round(theory.pseudo_dimension(kqljax.Linear(), states, actions, lam=1e-4), 2)
+      53.61
+    """
     return _dimensions(kernel, states, actions, lam, num_actions).pseudo
 
 
@@ -104,6 +120,13 @@ def state_dimensions(cfg: KQLConfig, state: KQLState) -> Dimensions:
     """Both dimensions `[]` of all pairs a run has learned from, without forming their Gram matrix; jittable.
 
     With features they are those of the kernel that the features stand for.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> cfg = task.config(horizon=20)
+      >>> run = jax.jit(kqljax.train)(task, cfg, jax.random.key(0))
+      >>> bool(theory.state_dimensions(cfg, run.state).effective < 20)
+      True
     """
     if isinstance(state.posterior, GramPosterior):
         over_time = dimensions_over_time(cfg, state)
@@ -122,6 +145,13 @@ def dimensions_over_time(cfg: KQLConfig, state: KQLState) -> Dimensions:
 
     Row i of the inverse factor P is the same whatever comes later, so one state tells of its whole past:
     d_eff = t - lam sum ||P_i||^2 and d_pse = -sum ln(lam P_ii^2) over the first t rows.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> cfg = task.config(horizon=20)
+      >>> run = jax.jit(kqljax.train)(task, cfg, jax.random.key(0))
+      >>> theory.dimensions_over_time(cfg, run.state).effective.shape
+      (20,)
     """
     post = state.posterior
     if not isinstance(post, GramPosterior):
@@ -141,5 +171,12 @@ def dimensions_over_time(cfg: KQLConfig, state: KQLState) -> Dimensions:
 
 
 def pseudo_dimension_over_time(info: KQLInfo) -> Array:
-    """d_pse `[N]` after each step of a run, from its log (`run.log.info`): the sum of ln(1 + Gamma-hat^2); either engine."""
+    """d_pse `[N]` after each step of a run, from its log (`run.log.info`): the sum of ln(1 + Gamma-hat^2); either engine.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> run = jax.jit(kqljax.train)(task, task.config(horizon=20), jax.random.key(0))
+      >>> theory.pseudo_dimension_over_time(run.log.info).shape
+      (20,)
+    """
     return jnp.cumsum(jnp.where(info.is_stored, jnp.log1p(info.width**2), 0.0), axis=-1)

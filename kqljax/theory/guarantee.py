@@ -42,6 +42,11 @@ class Assumptions:
       p: the probability that the bound fails, in (0, 1).
       d_lambda: bounds the effective dimension of the pairs of the run; at least 1.
       c_lambda: bounds the sum of the two log covering numbers; at least 0.
+
+    Examples:
+      >>> assumed = theory.Assumptions(horizon=1000, gamma=0.9, lam=1e-4, rho=1.0, d_lambda=20.0)
+      >>> round(float(theory.confidence_width(assumed)), 6)
+      0.3
     """
 
     horizon: Any
@@ -92,6 +97,11 @@ def assume(
 
     Args:
       lam: by default the paper's 1 / (10 T).
+
+    Examples:
+      >>> assumed = theory.assume(kqljax.Linear(), obs_dim=2, num_actions=3, horizon=1000, rho=1.0)
+      >>> float(assumed.d_lambda), assumed.lam
+      (5.0, 0.0001)
     """
     lam = 1.0 / (10 * horizon) if lam is None else lam
     if is_known(gamma, lam):
@@ -118,6 +128,11 @@ class Width(NamedTuple):
       epsilon: `[]` epsilon sqrt(T d_lambda).
       sigma: `[]` 2 sigma sqrt(d_lambda ln(e (T + lam) / lam) + ln(2 / p) + c_lambda).
       cap: `[]` 2 sqrt(T + lam); with it the bonus alone reaches 1 / (1 - gamma) everywhere, and nothing is learned.
+
+    Examples:
+      >>> assumed = theory.assume(kqljax.Linear(), obs_dim=2, num_actions=3, horizon=1000, rho=1.0)
+      >>> theory.width_parts(assumed)._fields
+      ('rho', 'epsilon', 'sigma', 'cap')
     """
 
     rho: Array
@@ -127,7 +142,14 @@ class Width(NamedTuple):
 
 
 def width_parts(assumed: Assumptions) -> Width:
-    """The parts of the confidence width; jittable."""
+    """The parts of the confidence width; jittable.
+
+    Examples:
+      >>> assumed = theory.assume(kqljax.Linear(), obs_dim=2, num_actions=3, horizon=1000, rho=1.0, epsilon=0.01)
+      >>> parts = theory.width_parts(assumed)
+      >>> round(float(parts.rho), 4), round(float(parts.epsilon), 4), float(parts.sigma)
+      (0.03, 0.7071, 0.0)
+    """
     if is_known(assumed):
         assumed.validate()
     log_ratio = _log_ratio(assumed)
@@ -141,13 +163,24 @@ def width_parts(assumed: Assumptions) -> Width:
 
 
 def confidence_width(assumed: Assumptions) -> Array:
-    """beta `[]` of Theorem 1, at most 2 sqrt(T + lam) / (1 - gamma); jittable."""
+    """beta `[]` of Theorem 1, at most 2 sqrt(T + lam) / (1 - gamma); jittable.
+
+    Examples:
+      >>> assumed = theory.assume(kqljax.Linear(), obs_dim=2, num_actions=3, horizon=1000, rho=1.0)
+      >>> round(float(theory.confidence_width(assumed)), 6)
+      0.6
+    """
     parts = width_parts(assumed)
     return jnp.minimum(parts.rho + parts.epsilon + parts.sigma, parts.cap) / (1.0 - assumed.gamma)
 
 
 def paper_beta(lam: Any, gamma: Any) -> Any:
-    """sqrt(lam) / (1 - gamma), the heuristic of section 6: optimistic values start at the cap 1 / (1 - gamma)."""
+    """sqrt(lam) / (1 - gamma), the heuristic of section 6: optimistic values start at the cap 1 / (1 - gamma).
+
+    Examples:
+      >>> round(theory.paper_beta(lam=1e-4, gamma=0.95), 6)
+      0.2
+    """
     if is_known(lam, gamma):
         check_gamma_and_lam(gamma, lam)
     return lam**0.5 / (1 - gamma)
@@ -161,6 +194,12 @@ class RegretBound(NamedTuple):
       approximation: `[]` 6 epsilon T / (1 - gamma)^2.
       martingale: `[]` sigma sqrt(2 T ln(2 / p)) / (1 - gamma).
       boundary: `[]` 2 / (1 - gamma).
+
+    Examples:
+      >>> assumed = theory.assume(kqljax.Linear(), obs_dim=2, num_actions=3, horizon=1000, rho=1.0)
+      >>> bound = theory.regret_bound(assumed)
+      >>> round(float(bound.boundary), 6), bool(bound.total > 1000)
+      (40.0, True)
     """
 
     rho: Array
@@ -177,7 +216,13 @@ class RegretBound(NamedTuple):
 
 
 def regret_bound(assumed: Assumptions) -> RegretBound:
-    """The bound on the gamma-regret after T steps; jittable."""
+    """The bound on the gamma-regret after T steps; jittable.
+
+    Examples:
+      >>> assumed = theory.assume(kqljax.Linear(), obs_dim=2, num_actions=3, horizon=10**12, rho=1.0, lam=1.0)
+      >>> f"{theory.regret_bound(assumed).total / 1e12:.2f} of T"
+      '0.15 of T'
+    """
     parts = width_parts(assumed)
     gap = 1.0 - assumed.gamma
     # sqrt(T d / lam ln(e (T + lam) / lam) / (ln(1 + 1 / lam) (1 - gamma)^5)): Cauchy-Schwarz on the sum of widths.
@@ -205,5 +250,10 @@ def _times(factor: Any, value: Array) -> Array:
 
 
 def sum_of_widths_bound(pseudo: Any, lam: Any, gamma: Any) -> Any:
-    """Lemma on the discounted sum of squared widths (II): 1/lam / (ln(1 + 1/lam) (1 - gamma)^2) times d_pse."""
+    """Lemma on the discounted sum of squared widths (II): 1/lam / (ln(1 + 1/lam) (1 - gamma)^2) times d_pse.
+
+    Examples:
+      >>> round(theory.sum_of_widths_bound(10.0, lam=1.0, gamma=0.9), 1)
+      1442.7
+    """
     return pseudo / lam / (math.log1p(1.0 / lam) * (1.0 - gamma) ** 2)

@@ -31,7 +31,13 @@ Array = jax.Array
 
 
 class Indicator(Kernel):
-    """1 where state and action are the same, else 0, on one-hot states: the tabular case."""
+    """1 where state and action are the same, else 0, on one-hot states: the tabular case.
+
+    Examples:
+      >>> x, y = (kqljax.Pair(jnp.eye(4)[1], action) for action in jnp.eye(2))
+      >>> float(theory.Indicator().evaluate(x, x)), float(theory.Indicator().evaluate(x, y))
+      (1.0, 0.0)
+    """
 
     def evaluate(self, x: Pair, y: Pair) -> Array:
         return jnp.dot(x.obs, y.obs) * jnp.dot(x.action, y.action)
@@ -59,6 +65,11 @@ class KnownFeatures(Kernel):
 
     Attributes:
       phi: `[S, A, d]`, of norm in [1/2, 1].
+
+    Examples:
+      >>> kernel = theory.random_linear_mdp(0, num_states=10, num_features=3).kernel()
+      >>> kernel.phi.shape
+      (10, 3, 3)
     """
 
     phi: Any
@@ -90,6 +101,11 @@ class MDP:
       phi: `[S, A, d]` features in which reward and transition are linear; None is the tabular case.
       rho: bounds the norms of reward and transition operator in the RKHS of `kernel()`.
       sigma: 0 where the MDP is deterministic, else 1.
+
+    Examples:
+      >>> mdp = theory.chain(5)
+      >>> mdp.transition.shape, mdp.reward.shape, mdp.task().obs_dim, mdp.kernel()
+      ((5, 2, 5), (5, 2), 5, Indicator())
     """
 
     name: str
@@ -162,6 +178,11 @@ def chain(length: int = 8, small: float = 0.05) -> MDP:
     """States in a row; left and right. The left end pays `small`, the right end 1, each for staying there.
 
     It starts on the left. Whoever is content with the small reward never sees the large one.
+
+    Examples:
+      >>> mdp = theory.chain(5)
+      >>> mdp.num_states, float(mdp.reward[-1, 1])
+      (5, 1.0)
     """
     whole_number("length", length, 2, "It is the number of states in the row.")
     if not 0 <= small <= 1:
@@ -174,7 +195,12 @@ def chain(length: int = 8, small: float = 0.05) -> MDP:
 
 
 def grid(width: int = 4, height: int = 4) -> MDP:
-    """A field of cells; left, right, up, down. Only staying in the far corner pays. It starts in the near one."""
+    """A field of cells; left, right, up, down. Only staying in the far corner pays. It starts in the near one.
+
+    Examples:
+      >>> theory.grid(width=3, height=2).transition.shape
+      (6, 4, 6)
+    """
     whole_number("width", width, 1, "It is the number of columns.")
     whole_number("height", height, 1, "It is the number of rows.")
     x, y = (axis.ravel() for axis in np.meshgrid(np.arange(width), np.arange(height), indexing="ij"))
@@ -190,6 +216,10 @@ def tree(depth: int = 5) -> MDP:
 
     Optimism has to try every leaf, while the pairs near the root are soon well known: there the width of a pair says little
     of what its value rests on.
+
+    Examples:
+      >>> theory.tree(depth=2).num_states
+      7
     """
     whole_number("depth", depth, 1, "It is the number of choices from the root to a leaf.")
     size = 2 ** (depth + 1) - 1
@@ -199,7 +229,12 @@ def tree(depth: int = 5) -> MDP:
 
 
 def random_deterministic(seed: int, num_states: int = 6, num_actions: int = 2) -> MDP:
-    """Successors and rewards drawn at random."""
+    """Successors and rewards drawn at random.
+
+    Examples:
+      >>> theory.random_deterministic(seed=0).transition.shape
+      (6, 2, 6)
+    """
     rng = np.random.default_rng(seed)
     successor = rng.integers(num_states, size=(num_states, num_actions))
     return deterministic(f"random MDP {seed}", successor, rng.uniform(size=successor.shape))
@@ -209,6 +244,11 @@ def deterministic(name: str, successor: Any, reward: Any) -> MDP:
     """An MDP with known successors `[S, A]` and rewards `[S, A]`; it starts in state 0.
 
     In the RKHS of the indicator kernel the operator has norm sqrt(S A), and the reward no more.
+
+    Examples:
+      >>> mdp = theory.deterministic("two rooms", successor=[[0, 1], [1, 0]], reward=[[0, 0], [1, 0]])
+      >>> mdp.transition[0, 1].tolist()  # action 1 leads from room 0 to room 1
+      [0.0, 1.0]
     """
     successor, reward = np.asarray(successor), np.asarray(reward, np.float64)
     num_states = successor.shape[0]
@@ -225,6 +265,11 @@ def random_linear_mdp(
     Features are points of the simplex near its corners (so that their norm is at least 1/2), mu has a distribution over the
     states for each feature and theta is in [0, 1]^d: reward and operator have norm at most sqrt(d). With `stochastic=False`
     features are corners and mu leads to one state each.
+
+    Examples:
+      >>> mdp = theory.random_linear_mdp(seed=0)
+      >>> mdp.transition.shape, mdp.phi.shape
+      ((10, 3, 10), (10, 3, 3))
     """
     whole_number("num_features", num_features, 1, "It is d.")
     rng = np.random.default_rng(seed)
@@ -266,6 +311,12 @@ class Solution(NamedTuple):
       q: `[S, A]` Q*.
       v: `[S]` V*.
       policy: `[S]` an optimal action.
+
+    Examples:
+      >>> mdp = theory.chain(5)
+      >>> best = theory.solve_tabular(mdp.transition, mdp.reward, gamma=0.9)
+      >>> best.q.shape, best.v.shape, best.policy.tolist()
+      ((5, 2), (5,), [1, 1, 1, 1, 1])
     """
 
     q: Array
@@ -274,9 +325,14 @@ class Solution(NamedTuple):
 
 
 def solve_tabular(transition: Any, reward: Any, gamma: Any) -> Solution:
-    """Q*, V* and an optimal policy of transition `[S, A, S]` and reward `[S, A]`, by policy iteration; jittable.
+    """`Q*`, `V*` and an optimal policy of transition `[S, A, S]` and reward `[S, A]`, by policy iteration; jittable.
 
     Each round solves a linear system, so the values are exact to rounding; a policy changes only where it gains.
+
+    Examples:
+      >>> mdp = theory.chain(5)
+      >>> theory.solve_tabular(mdp.transition, mdp.reward, gamma=0.9).v.round(3).tolist()
+      [6.561, 7.29, 8.1, 9.0, 10.0]
     """
     check_mdp(transition, reward)
     if is_known(gamma):

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax.config import KQLConfig
-from kqljax.kql import Transition, kql_act, kql_init, kql_predict, kql_step, optimistic
+from kqljax.kql import kql_act, kql_init, kql_predict, kql_step, optimistic
+from kqljax.state import Transition
 from kqljax.theory.mdps import MDP, solve_tabular
 
 Array = jax.Array
@@ -32,6 +33,13 @@ class Optimism(NamedTuple):
       state: `[T]` s_t.
       action: `[T]` a_t.
       reward: `[T]`.
+
+    Examples:
+      >>> mdp = theory.chain(5)
+      >>> cfg = kqljax.KQLConfig.from_theory(mdp.kernel(), obs_dim=5, num_actions=2, horizon=20, rho=mdp.rho)
+      >>> seen = theory.watch_optimism(mdp, cfg, jax.random.key(0))
+      >>> seen.above.shape, seen.state.shape
+      ((20, 5, 2), (20,))
     """
 
     above: Array
@@ -43,7 +51,15 @@ class Optimism(NamedTuple):
 
 
 def watch_optimism(mdp: MDP, cfg: KQLConfig, key: Array, num_steps: int | None = None) -> Optimism:
-    """Runs KQL on a small MDP and looks at every pair at every step; jittable for a given MDP."""
+    """Runs KQL on a small MDP and looks at every pair at every step; jittable for a given MDP.
+
+    Examples:
+      >>> mdp = theory.chain(5)
+      >>> cfg = kqljax.KQLConfig.from_theory(mdp.kernel(), obs_dim=5, num_actions=2, horizon=20, rho=mdp.rho)
+      >>> seen = theory.watch_optimism(mdp, cfg, jax.random.key(0))
+      >>> bool(seen.above.min() > -1e-9)
+      True
+    """
     num_steps = cfg.horizon if num_steps is None else num_steps
     task, best = mdp.task(), solve_tabular(mdp.transition, mdp.reward, cfg.gamma)
     transition = jnp.asarray(mdp.transition, best.q.dtype)

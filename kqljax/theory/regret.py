@@ -25,6 +25,11 @@ class GammaRegret(NamedTuple):
     Attributes:
       lower: `[N]`.
       upper: `[N]`.
+
+    Examples:
+      >>> regret = theory.measured_regret(optimal=[10.0, 10.0], rewards=[0.0, 1.0], gamma=0.9)
+      >>> bool(regret.lower[-1] < regret.upper[-1])
+      True
     """
 
     lower: Array
@@ -37,6 +42,11 @@ def measured_regret(optimal: Any, rewards: Any, gamma: Any) -> GammaRegret:
     Args:
       optimal: `[N]` V* at the states the run was in.
       rewards: `[N]` rewards in [0, 1] it got there.
+
+    Examples:
+      >>> regret = theory.measured_regret(optimal=[10.0, 10.0], rewards=[0.0, 1.0], gamma=0.9)
+      >>> regret.lower.round(3).tolist(), regret.upper.round(3).tolist()
+      ([0.1, 0.1], [0.91, 1.81])
     """
     if np.ndim(optimal) != 1 or np.shape(optimal) != np.shape(rewards):
         raise ValueError(f"optimal and rewards must both be [N], got {describe(optimal)} and {describe(rewards)}.")
@@ -57,7 +67,12 @@ def measured_regret(optimal: Any, rewards: Any, gamma: Any) -> GammaRegret:
 
 
 def growth_exponent(steps: Any, regret: Any) -> float:
-    """The slope of ln(regret) over ln(steps): 1 is linear regret, 1/2 the rate of the theorem. Regret below 1 counts as 1."""
+    """The slope of ln(regret) over ln(steps): 1 is linear regret, 1/2 the rate of the theorem. Regret below 1 counts as 1.
+
+    Examples:
+      >>> round(theory.growth_exponent([100, 400, 1600], [10, 20, 40]), 3)
+      0.5
+    """
     steps, regret = np.asarray(steps, float), np.maximum(np.asarray(regret, float), 1.0)
     if steps.ndim != 1 or steps.shape != regret.shape or len(steps) < 2:
         raise ValueError(f"steps and regret must be vectors of one length, at least 2, got {steps.shape}, {regret.shape}.")
