@@ -69,6 +69,8 @@ class Mixing(NamedTuple):
 class Kernel:
     """Base class: implement `evaluate`, declare parameters as annotated fields.
 
+    `evaluate` is given two pairs with obs `[l]` and action `[A]` and returns a number `[]`.
+
     Examples:
       >>> class Near(kqljax.Kernel):
       ...     reach: float = 1.0

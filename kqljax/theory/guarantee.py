@@ -175,7 +175,7 @@ def confidence_width(assumed: Assumptions) -> Array:
 
 
 def paper_beta(lam: Any, gamma: Any) -> Any:
-    """sqrt(lam) / (1 - gamma), the heuristic of section 6: optimistic values start at the cap 1 / (1 - gamma).
+    """sqrt(lam) / (1 - gamma) `[]`, the heuristic of section 6: optimistic values start at the cap 1 / (1 - gamma).
 
     Examples:
       >>> round(theory.paper_beta(lam=1e-4, gamma=0.95), 6)
@@ -250,7 +250,7 @@ def _times(factor: Any, value: Array) -> Array:
 
 
 def sum_of_widths_bound(pseudo: Any, lam: Any, gamma: Any) -> Any:
-    """Lemma on the discounted sum of squared widths (II): 1/lam / (ln(1 + 1/lam) (1 - gamma)^2) times d_pse.
+    """Lemma on the discounted sum of squared widths (II): 1/lam / (ln(1 + 1/lam) (1 - gamma)^2) times d_pse, `[]`.
 
     Examples:
       >>> round(theory.sum_of_widths_bound(10.0, lam=1.0, gamma=0.9), 1)

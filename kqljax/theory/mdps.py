@@ -31,7 +31,7 @@ Array = jax.Array
 
 
 class Indicator(Kernel):
-    """1 where state and action are the same, else 0, on one-hot states: the tabular case.
+    """1 where state and action are the same, else 0, on one-hot states `[S]`: the tabular case.
 
     Examples:
       >>> x, y = (kqljax.Pair(jnp.eye(4)[1], action) for action in jnp.eye(2))

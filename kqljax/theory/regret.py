@@ -67,7 +67,9 @@ def measured_regret(optimal: Any, rewards: Any, gamma: Any) -> GammaRegret:
 
 
 def growth_exponent(steps: Any, regret: Any) -> float:
-    """The slope of ln(regret) over ln(steps): 1 is linear regret, 1/2 the rate of the theorem. Regret below 1 counts as 1.
+    """The slope of ln(regret) `[n]` over ln(steps) `[n]`: 1 is linear regret, 1/2 the rate of the theorem.
+
+    Regret below 1 counts as 1.
 
     Examples:
       >>> round(theory.growth_exponent([100, 400, 1600], [10, 20, 40]), 3)
