@@ -24,7 +24,7 @@ class _Seen(NamedTuple):
     query: Array | None
     columns: Array
     whitened: Array
-    squares: Array
+    overlaps: Array
     targets: Array
     next_obs: Array
     next_terms: Array
@@ -83,15 +83,15 @@ class ExactEngine:
             parts.append(query_vectors)
         columns = jnp.concatenate(parts, axis=1)
         whitened = gram.whiten(posterior, columns)
-        squares = jnp.sum(whitened**2, axis=0)
+        overlaps = dot(whitened.T, whitened)
 
         # Lines 6-7 for the state just reached.
         of_next = slice(2, 2 + num_actions)
         next_mean = dot(posterior.weights, columns)[of_next]
         next_own = gram.self_kernel(kernel, next_obs, num_actions)
-        next_width_sq = jnp.maximum(next_own - squares[of_next], 0.0) / self.lam
+        next_width_sq = jnp.maximum(next_own - jnp.diagonal(overlaps)[of_next], 0.0) / self.lam
         seen = _Seen(
-            posterior, is_wanted, pair, kernel.evaluate(pair, pair), query, columns, whitened, squares, targets, next_obs,
+            posterior, is_wanted, pair, kernel.evaluate(pair, pair), query, columns, whitened, overlaps, targets, next_obs,
             next_terms, query_vectors,
         )  # fmt: skip
         return Glance(next_mean, next_width_sq, seen)
@@ -101,8 +101,8 @@ class ExactEngine:
         posterior = seen.posterior
         slot = posterior.next_slot
         new, update = gram.border(
-            self.lam, posterior, seen.pair, seen.own, seen.whitened[:, 0], seen.squares[0], seen.targets,
-            seen.whitened[:, 1], jnp.sum(seen.whitened[:, 0] * seen.whitened[:, 1]), target, seen.is_wanted,
+            self.lam, posterior, seen.pair, seen.own, seen.whitened[:, 0], seen.overlaps[0, 0], seen.targets,
+            seen.whitened[:, 1], seen.overlaps[0, 1], target, seen.is_wanted,
         )  # fmt: skip
         table = gram.put_row(
             table, slot, seen.next_obs, seen.next_terms, glance.next_mean, glance.next_width_sq, update.is_stored
@@ -137,7 +137,7 @@ class ExactEngine:
         vectors = jnp.where(is_written[:, None], of_newest, seen.query_vectors)
         mean, change = dot(jnp.stack([posterior.weights, update.direction]), vectors)
         own = gram.self_kernel(self.kernel, query, num_actions)
-        before = jnp.maximum(own - seen.squares[2 + num_actions :], 0.0) / self.lam
+        before = jnp.maximum(own - jnp.diagonal(seen.overlaps)[2 + num_actions :], 0.0) / self.lam
         after = jnp.maximum(before - change**2 / (self.lam * update.kappa), 0.0)
         return mean, jnp.where(update.is_stored, after, before)
 
