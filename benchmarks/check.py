@@ -26,6 +26,7 @@ import step_time
 import kqljax
 from kqljax import features
 from kqljax.report import records
+from kqljax.rollout import STAGES
 
 COMMITTED = Path(__file__).parent / "results" / "check.json"
 ALLOWED = 2 / 3
@@ -49,8 +50,10 @@ def seeds_against_one(name: str, horizon: int, seeds: int) -> float:
     task = kqljax.make_task(name)
     cfg = task.config(horizon=horizon, features=features.auto(kqljax.RBF(eta=task.eta), task, scaling.TOLERANCE))
 
+    stages = STAGES if horizon >= 100 else 1
+
     def run(key, task, cfg):
-        return kqljax.train(task, cfg, key, dtype=jnp.float32).log.info.residual
+        return kqljax.train(task, cfg, key, dtype=jnp.float32, stages=stages).log.info.residual
 
     def seconds(program, keys) -> float:
         best = float("inf")

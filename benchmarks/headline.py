@@ -36,6 +36,7 @@ import kqljax
 from kqljax import features
 from kqljax.baselines import dqn
 from kqljax.report import records, summarise
+from kqljax.rollout import STAGES
 
 RESULTS = Path(__file__).parent / "results"
 TASKS = ("MountainCar-v0", "CartPole-v0", "Pendulum-v1", "Acrobot-v1")
@@ -53,6 +54,7 @@ class Row:
     """KQL on one task: a program for training alone and one for training and evaluation, compiled."""
 
     def __init__(self, name: str, engine: str, seeds: int, steps: int, episodes: int) -> None:
+        stages = STAGES if steps >= 100 else 1  # a short run has no use for them
         self.task = kqljax.make_task(name)
         dtype = jnp.float32 if engine == "features" else jnp.float64
         start = time.perf_counter()
@@ -62,12 +64,12 @@ class Row:
         self.keys = jax.vmap(jax.random.key)(jnp.arange(1000, 1000 + seeds))
 
         def train(key, task, cfg):
-            run = kqljax.train(task, cfg, jax.random.split(key)[0], dtype=dtype)
+            run = kqljax.train(task, cfg, jax.random.split(key)[0], dtype=dtype, stages=stages)
             return jnp.all(run.log.info.is_stored & run.log.info.is_finite)
 
         def both(key, task, cfg):
             train_key, eval_key = jax.random.split(key)
-            run = kqljax.train(task, cfg, train_key, dtype=dtype)
+            run = kqljax.train(task, cfg, train_key, dtype=dtype, stages=stages)
             sound = jnp.all(run.log.info.is_stored & run.log.info.is_finite)
             return kqljax.evaluate(task, cfg, run.state, eval_key, episodes).mean(), sound
 

@@ -22,6 +22,7 @@ import numpy as np
 import kqljax
 from kqljax import features
 from kqljax.report import records
+from kqljax.rollout import STAGES
 
 RESULTS = Path(__file__).parent / "results"
 TOLERANCE = 1e-6
@@ -44,8 +45,10 @@ def measure(task: kqljax.Task, feature_map: features.FeatureMap, kind: str, hori
     cfg = config(task, feature_map, kind, horizon)
     dtype = jnp.float32 if kind.endswith("32") else jnp.float64
 
+    stages = STAGES if horizon >= 100 else 1  # a short run has no use for them
+
     def run(task, cfg, key):
-        return kqljax.train(task, cfg, key, dtype=dtype).log.info
+        return kqljax.train(task, cfg, key, dtype=dtype, stages=stages).log.info
 
     keys, seeds = jax.random.key(0), 1
     if kind == "vmapped32":

@@ -147,7 +147,7 @@ def test_q_learning_solves_the_chain_when_it_explores():
 # Optimism -------------------------------------------------------------------------------------------------------------
 
 
-def watched(mdp, steps, gamma=0.9, share=1.0, seeds=6, **assumed):
+def watched(mdp, steps, gamma=0.9, share=1.0, seeds=4, **assumed):
     cfg = kqljax.KQLConfig.from_theory(
         mdp.kernel(), obs_dim=mdp.num_states, num_actions=mdp.num_actions, horizon=steps, rho=mdp.rho, gamma=gamma,
         sigma=mdp.sigma, tie_break="random", **assumed,
@@ -164,7 +164,7 @@ def watched(mdp, steps, gamma=0.9, share=1.0, seeds=6, **assumed):
         (theory.grid(3, 3), 200, {}),
         (theory.random_deterministic(2), 200, {"lam": 1e-2}),
         (theory.random_linear_mdp(3, stochastic=False), 200, {}),
-        (theory.random_linear_mdp(0, num_features=2), 700, {"lam": 1.0}),
+        (theory.random_linear_mdp(0, num_features=2), 450, {"lam": 1.0}),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
