@@ -178,6 +178,9 @@ def draw(document: dict, path: Path) -> None:
             ours = document["our_dqn"]
             axis.scatter(ours["seconds"], ours["return"], marker="D", s=40, color="#009E73", label="our DQN, one seed")
         axis.set(xscale="log", title=name, xlabel="seconds, two cores")
+        axis.set_xlim(1, 200)
+        axis.set_xticks([1, 10, 100], labels=["1", "10", "100"])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("mean return of a seed")
     axes[1].legend(fontsize=7, loc="lower left")

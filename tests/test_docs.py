@@ -81,6 +81,15 @@ def test_regret_table_is_the_committed_result():
         assert f"| {words} | {' | '.join(regrets)} | {exponent} |" in page
 
 
+def test_headline_is_the_committed_result():
+    page = (ROOT / "docs" / "results.md").read_text()
+    committed = json.loads((ROOT / "benchmarks" / "results" / "headline.json").read_text())
+    for name, row in committed["features"].items():
+        assert f"| {name} | {row['seconds']:.1f} | {row['training_seconds']:.1f} | {row['iqm']:.1f} |" in page
+    assert f"| SB3 DQN, one seed of CartPole, training | {committed['seconds']['sb3_dqn']:.1f} |" in page
+    assert committed["ratio_kql_100_seeds_to_one_sb3_dqn"] <= 1.0
+
+
 def test_scaling_table_is_the_committed_result():
     page = (ROOT / "docs" / "features.md").read_text()
     for row in json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text())["rows"]:
