@@ -20,6 +20,8 @@ from kqljax.files import replace_file
 
 SCHEMA = 1
 _HEADER = "header"
+# What numpy, zipfile and json raise on files that are damaged or something else, as the tests of cut and flipped bytes found;
+# NotImplementedError is zipfile's word for a compression that is none.
 _WRONG = (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 

@@ -1,5 +1,6 @@
 """One table of kernels that every invariant is checked on, each with an independent NumPy form on joined vectors."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -88,3 +89,20 @@ def random_pairs(seed, count, length=2, num_actions=3):
     """Observations `[count, length]` in [-1, 1] and actions `[count]`."""
     rng = np.random.default_rng(seed)
     return rng.uniform(-1, 1, (count, length)), rng.integers(0, num_actions, count)
+
+
+def random_transitions(count, seed=0, num_actions=3, length=2):
+    """Transitions that no environment made, a row each; a fifth of them end."""
+    rng = np.random.default_rng(seed)
+    return kqljax.Transition(
+        obs=jnp.asarray(rng.uniform(-1, 1, (count, length))),
+        action=jnp.asarray(rng.integers(0, num_actions, count), jnp.int32),
+        reward=jnp.asarray(rng.uniform(0, 1, count)),
+        next_obs=jnp.asarray(rng.uniform(-1, 1, (count, length))),
+        terminated=jnp.asarray(rng.random(count) < 0.2),
+    )
+
+
+def row(transitions, index):
+    """One of them."""
+    return jax.tree.map(lambda leaf: leaf[index], transitions)

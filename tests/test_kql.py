@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import random_transitions, row
 
 import kqljax
 from kqljax import Transition, kql_act, kql_grow, kql_init, kql_predict, kql_step, kql_step_and_act
@@ -16,21 +17,6 @@ CAP = 20.0
 def config(**changes):
     settings = {"kernel": kqljax.RBF(eta=0.5), "num_actions": 3, "horizon": 12, **changes}
     return kqljax.KQLConfig(**settings)
-
-
-def random_transitions(count, seed=0, num_actions=3, length=2):
-    rng = np.random.default_rng(seed)
-    return Transition(
-        obs=jnp.asarray(rng.uniform(-1, 1, (count, length))),
-        action=jnp.asarray(rng.integers(0, num_actions, count), jnp.int32),
-        reward=jnp.asarray(rng.uniform(0, 1, count)),
-        next_obs=jnp.asarray(rng.uniform(-1, 1, (count, length))),
-        terminated=jnp.asarray(rng.random(count) < 0.2),
-    )
-
-
-def row(transitions, index):
-    return jax.tree.map(lambda leaf: leaf[index], transitions)
 
 
 step = jax.jit(kql_step)

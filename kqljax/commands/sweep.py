@@ -8,16 +8,14 @@ import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kqljax.commands.base import INTERRUPTED, UsageError, console_for_tables
+from kqljax.commands.base import INTERRUPTED, UsageError, WorkBar, console_for_tables
 from kqljax.report import plots, records, style
-from kqljax.sweep import Progress as SweepProgress
-from kqljax.sweep import SettingError, Sweep, SweepError, expand_grid, run_sweep, tidy_settings
+from kqljax.sweep import Progress, SettingError, Sweep, SweepError, expand_grid, run_sweep, tidy_settings
 from kqljax.sweep.hosts import PATIENCE, connect
 from kqljax.sweep.results import read_results
 from kqljax.sweep.run import CHECKPOINT_SECONDS
@@ -242,39 +240,13 @@ def _word(value: Any) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-class _Bar:
-    """One progress bar for the steps of all runs, on stderr."""
+class _Bar(WorkBar):
+    """The steps of all runs."""
 
-    def __init__(self, console: Console, is_shown: bool) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-            disable=not is_shown,
-            # Later steps cost more than early ones, and compilation comes in bursts: a long average.
-            speed_estimate_period=600,
-        )
-        self._task: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._progress.stop()
-
-    def update(self, progress: SweepProgress) -> None:
-        if self._task is None:
-            self._task = self._progress.add_task("", total=progress.total)
-            self._progress.start()
+    def update(self, progress: Progress) -> None:
         words = f"chunk {progress.chunk}/{progress.chunks}, step {progress.step}/{progress.steps}, {progress.going} seeds"
         if progress.going < progress.runs:
             words += f" ({progress.runs - progress.going} stopped)"
         if progress.returns is not None:
             words += f", return {progress.returns:.1f}"
-        self._progress.update(self._task, completed=progress.done, description=words)
+        self.show(progress.done, progress.total, words)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, Self
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kqljax import beside, experiment
 from kqljax.algorithms import ALGORITHMS
-from kqljax.commands.base import INTERRUPTED, UsageError, console_for_tables
+from kqljax.commands.base import INTERRUPTED, UsageError, WorkBar, console_for_tables
 from kqljax.report import plots, records, style, table
 from kqljax.tasks import TASKS
 
@@ -104,40 +100,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-class _Bar:
-    """One progress bar for the whole run, on stderr, in units of expected work."""
+class _Bar(WorkBar):
+    """The whole run, in units of expected work."""
 
-    def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=Console(stderr=True),
-            # Compilation and slow tasks come in bursts: the speed is averaged over a long time.
-            speed_estimate_period=600,
-        )
-        self._task: Any = None
-        self._total = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._progress.stop()
+    _total: float | None = None
 
     def update(self, left: list[experiment.Work], now: experiment.Work | None) -> None:
         remaining = sum(work.guess for work in left)
-        if self._task is None:
+        if self._total is None:
             self._total = remaining
-            self._task = self._progress.add_task("", total=max(remaining, 1e-9))
-            self._progress.start()
         if now is None:
             words = "done"
         else:
             words = f"{now.algorithm} {now.task} {'curve of ' if now.is_curve else ''}seed {now.seeds[0]}"
-        self._progress.update(self._task, completed=self._total - remaining, description=words)
+        self.show(self._total - remaining, self._total, words)
