@@ -12,7 +12,7 @@ from kqljax import features, theory
 from kqljax.agent import KQL, AgentStep
 from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
-from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
+from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair, TwoScale
 from kqljax.kql import (
     kql_act,
     kql_grow,
@@ -49,6 +49,7 @@ __all__ = [
     "TrainLog",
     "TrainRun",
     "Transition",
+    "TwoScale",
     "across_seeds",
     "estimate_memory",
     "evaluate",

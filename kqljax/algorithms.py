@@ -12,15 +12,15 @@ the baselines are imported when they are asked for.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from kqljax import features, rollout
+from kqljax import features, recipes, rollout
+from kqljax.errors import unknown_name
 from kqljax.kernels import RBF, Linear
 from kqljax.tasks import Task, make_task
 
@@ -89,7 +89,7 @@ def _kql_curve(task: Task, cfg: Any, key: Array, num_steps: int, points: int, dt
 _kql_curve32 = functools.partial(_kql_curve, dtype=jnp.float32)
 
 
-def _kql_is_sound(run: rollout.TrainRun) -> Array:
+def _kql_is_sound(run: Any) -> Array:
     return jnp.all(run.log.info.is_stored & run.log.info.is_finite)
 
 
@@ -133,6 +133,26 @@ def _kql_features(name: str, is_single: bool) -> Algorithm:
         training=0.3,
         evaluation=0.3,
         curve=_kql_curve32 if is_single else _kql_curve,
+    )
+
+
+def _robust() -> Algorithm:
+    recipe = recipes.ROBUST
+
+    def curve(task: Task, cfg: Any, key: Array, num_steps: int, points: int) -> Array:
+        at = curve_steps(num_steps, points)
+        return recipes.train(task, cfg, key, num_steps, eval_at=at, eval_episodes=CURVE_EPISODES).curve
+
+    return Algorithm(
+        "kql-robust",
+        recipe.config,
+        functools.partial(recipes.train, first_fit=recipe.first_fit),
+        functools.partial(recipes.evaluate, bonus=recipe.bonus),
+        _kql_is_sound,
+        chunk=1,
+        training=1.5,
+        evaluation=1.5,
+        curve=curve,
     )
 
 
@@ -184,8 +204,12 @@ def _random() -> Algorithm:
     )
 
 
+OF_RECIPE = {"paper": "kql-rbf", "robust": "kql-robust"}
+"""Recipe -> the row that is KQL with this recipe."""
+
 _MAKERS: dict[str, Callable[[], Algorithm]] = {
     "kql-rbf": lambda: _kql("kql-rbf", lambda task, num_steps: task.config(horizon=num_steps)),
+    "kql-robust": _robust,
     "kql-linear": lambda: _kql("kql-linear", lambda task, num_steps: task.config(kernel=Linear(), horizon=num_steps)),
     "kql-greedy": lambda: _kql("kql-greedy", lambda task, num_steps: task.config(horizon=num_steps, beta=0.0)),
     "kql-features": lambda: _kql_features("kql-features", is_single=False),
@@ -196,6 +220,7 @@ _MAKERS: dict[str, Callable[[], Algorithm]] = {
 }
 ALGORITHMS = {
     "kql-rbf": "KQL with the Gaussian kernel, the paper's method",
+    "kql-robust": "KQL with the recipe that fits its kernel to what it sees, the same for every task",
     "kql-linear": "KQL with the linear kernel",
     "kql-greedy": "KQL with the Gaussian kernel and beta = 0: what optimism buys",
     "kql-features": "KQL with the Gaussian kernel as features (features.auto), in weight space",
@@ -213,11 +238,3 @@ def make_algorithm(name: str) -> Algorithm:
     if name not in _MAKERS:
         raise ValueError(unknown_name("algorithm", name, ALGORITHMS))
     return _MAKERS[name]()
-
-
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that is not there: the closest one, and all of them."""
-    by_lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
-    hint = f" Did you mean {by_lower[close[0]]}?" if close else ""
-    return f"unknown {kind} {name!r}.{hint} Known: {', '.join(by_lower.values())}."

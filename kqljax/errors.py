@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -26,3 +28,11 @@ def first_bad(values: Any, good: Any) -> str:
     values, good = np.asarray(values), np.broadcast_to(np.asarray(good), np.shape(values))
     index = tuple(int(i) for i in np.argwhere(~good)[0])
     return f"{values[index]}" + (f" at index {index}" if index else "")
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that is not there: the closest one, and all of them."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
+    hint = f" Did you mean {by_lower[close[0]]}?" if close else ""
+    return f"unknown {kind} {name!r}.{hint} Known: {', '.join(by_lower.values())}."

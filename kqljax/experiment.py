@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from kqljax import checks
-from kqljax.algorithms import ALGORITHMS, CURVE_EPISODES, Algorithm, curve_steps, make_algorithm, unknown_name
+from kqljax.algorithms import ALGORITHMS, CURVE_EPISODES, OF_RECIPE, Algorithm, curve_steps, make_algorithm
+from kqljax.errors import unknown_name
 from kqljax.report import records
 from kqljax.report.statistics import pooled, summarise
 from kqljax.tasks import TASKS, Task, make_task
@@ -43,6 +44,7 @@ PAPER = {
     "kql-rbf": _row((-132.55, 17.02), (-167.01, 97.32), (-107.23, 35.20), (200.00, 0.00)),
 }
 PAPER["sb3-dqn"] = PAPER["dqn"]
+PAPER["kql-robust"] = PAPER["kql-rbf"]
 """Table 1: algorithm -> task -> mean and standard deviation over 100 episodes."""
 
 
@@ -64,7 +66,7 @@ class Table1Settings:
       steps: environment steps of training.
       episodes: evaluation episodes after training.
       tuning: allows seeds below 1000.
-      curve_points: points of a learning curve; 0 for none. Only KQL-RBF has curves.
+      curve_points: points of a learning curve; 0 for none. Only KQL with the Gaussian kernel, of either recipe, has curves.
       curve_seeds: how many of the seeds get a curve. A curve costs a second, untimed training with evaluations in it.
     """
 
@@ -239,7 +241,7 @@ def plan(settings: Table1Settings, document: records.Document) -> list[Work]:
         for task in settings.tasks:
             left = [seed for seed in seeds if (name, task, seed) not in done]
             batches = [(part, False) for part in _parts(left, algorithm.chunk)]
-            if name == "kql-rbf" and settings.curve_points:
+            if name in OF_RECIPE.values() and settings.curve_points:
                 left = [seed for seed in seeds[: settings.curve_seeds] if (name, task, seed) not in drawn]
                 batches += [((seed,), True) for seed in left]
             length = make_task(task).max_steps / 200

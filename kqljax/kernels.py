@@ -194,6 +194,52 @@ class RBF(Kernel):
         return Mixing(_agreement(num_actions, 1.0, jnp.exp(-2.0 * jnp.asarray(self.eta, dtype)), dtype)[None], None)
 
 
+class TwoScale(Kernel):
+    """A wide Gaussian with a small share of a narrow one, and a width of its own for actions.
+
+    k = [(1 - share) exp(-d / ratio) + share exp(-d)] * (1 where the actions agree, exp(-2 eta_action) where they differ),
+    d = sum_i eta_i (s_i - s'_i)^2.
+
+    The wide part makes one visit tell of many states, so that exploration ends soon; the share of the narrow part, far above
+    lam, is what lets the estimate follow a value that changes quickly.
+
+    Attributes:
+      eta: `[l]` or a number, inverse squared widths of the narrow part.
+      eta_action: inverse squared width in actions, whose one-hot vectors lie at squared distance 2.
+      share: weight of the narrow part, in [0, 1].
+      ratio: how many times smaller the wide part's eta is.
+
+    Examples:
+      >>> x, y = (kqljax.Pair(jnp.array([place, 0.0]), jnp.array([1.0, 0.0])) for place in (0.0, 1.0))
+      >>> kernel = kqljax.TwoScale(eta=jnp.array([1.0, 5.0]))
+      >>> float(kernel.evaluate(x, x)), round(float(kernel.evaluate(x, y)), 4)
+      (1.0, 0.8995)
+    """
+
+    eta: Any = 0.5
+    eta_action: Any = 0.02
+    share: Any = 0.01
+    ratio: Any = 10.0
+
+    def _states(self, x: Array, y: Array) -> Array:
+        distance = jnp.sum(jnp.asarray(self.eta) * (x - y) ** 2, axis=-1)
+        return (1.0 - self.share) * jnp.exp(-distance / self.ratio) + self.share * jnp.exp(-distance)
+
+    def evaluate(self, x: Pair, y: Pair) -> Array:
+        return self._states(x.obs, y.obs) * jnp.exp(-self.eta_action * squared_distance(x.action, y.action))
+
+    @property
+    def is_split(self) -> bool:
+        return True
+
+    def terms(self, obs: Array, stored: Pair) -> Array:
+        return self._states(obs, stored.obs)[None]
+
+    def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
+        different = jnp.exp(-2.0 * jnp.asarray(self.eta_action, dtype))
+        return Mixing(_agreement(num_actions, 1.0, different, dtype)[None], None)
+
+
 class Linear(Kernel):
     """Linear kernel of the paper's section 6.1, [s, a].[s', a'] / (2 (l + 1)) + 1/2.
 

@@ -131,6 +131,18 @@ def stage_capacities(cfg: KQLConfig, num_steps: int, stages: int) -> list[int]:
     return sorted({-(-most * (stage + 1) // stages) for stage in range(stages)})
 
 
+def check_run(cfg: KQLConfig, num_steps: int, eval_at: tuple[int, ...]) -> None:
+    """Raises ValueError where a run of `num_steps` with evaluations at `eval_at` does not fit the config."""
+    checks.whole_number("num_steps", num_steps, 1, "It is the number of environment steps.")
+    if num_steps > cfg.horizon:
+        raise ValueError(
+            f"num_steps={num_steps} is more than the config's horizon={cfg.horizon}, the transitions it can hold. "
+            "Make the config with a larger horizon."
+        )
+    if list(eval_at) != sorted({step for step in eval_at if 1 <= step <= num_steps}):
+        raise ValueError(f"eval_at must be increasing steps in 1..{num_steps}, got {eval_at}.")
+
+
 def begin(task: Task, cfg: KQLConfig, keys: RunKeys, dtype: Any, capacity: int) -> Carry:
     """A run before its first step."""
     obs, env_state = task.reset(keys.reset)
@@ -141,6 +153,12 @@ def begin(task: Task, cfg: KQLConfig, keys: RunKeys, dtype: Any, capacity: int) 
 
 def advance(task: Task, cfg: KQLConfig, carry: Carry, key: Array) -> tuple[Carry, TrainLog]:
     """One step of the environment and of Algorithm 1, and the next action. `cfg` is in the dtype of the state."""
+    carry, log, _ = advance_and_tell(task, cfg, carry, key)
+    return carry, log
+
+
+def advance_and_tell(task: Task, cfg: KQLConfig, carry: Carry, key: Array) -> tuple[Carry, TrainLog, Transition]:
+    """`advance`, with the transition it learned from, which the state does not keep whole."""
     env_key, act_key = jax.random.split(key)
     # An action of -1 says that a value was not a number. The environment cannot take it; kql_step will refuse it.
     step = task.step(env_key, carry.env_state, jnp.maximum(carry.action, 0))
@@ -149,7 +167,8 @@ def advance(task: Task, cfg: KQLConfig, carry: Carry, key: Array) -> tuple[Carry
     episode_return = carry.episode_return + step.raw_reward
     log = TrainLog(carry.action, step.raw_reward, step.terminated, step.truncated, episode_return, info)
     is_over = step.terminated | step.truncated
-    return Carry(state, step.env_state, step.obs, action, jnp.where(is_over, 0.0, episode_return)), log
+    carry = Carry(state, step.env_state, step.obs, action, jnp.where(is_over, 0.0, episode_return))
+    return carry, log, transition
 
 
 def step_keys(keys: RunKeys, start: Any, count: int) -> Array:
@@ -185,15 +204,8 @@ def train(
       (20, True)
     """
     num_steps = cfg.horizon if num_steps is None else num_steps
-    checks.whole_number("num_steps", num_steps, 1, "It is the number of environment steps.")
     checks.whole_number("stages", stages, 1, "One stage is a fixed capacity.")
-    if num_steps > cfg.horizon:
-        raise ValueError(
-            f"num_steps={num_steps} is more than the config's horizon={cfg.horizon}, the transitions it can hold. "
-            "Make the config with a larger horizon."
-        )
-    if list(eval_at) != sorted({step for step in eval_at if 1 <= step <= num_steps}):
-        raise ValueError(f"eval_at must be increasing steps in 1..{num_steps}, got {eval_at}.")
+    check_run(cfg, num_steps, eval_at)
     keys = split_key(key)
     capacities = stage_capacities(cfg, num_steps, stages)
     carry = begin(task, cfg, keys, dtype, capacities[0])

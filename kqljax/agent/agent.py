@@ -22,6 +22,7 @@ from kqljax.config import KQLConfig
 from kqljax.errors import describe
 from kqljax.features import FeatureMap
 from kqljax.kernels import RBF, Kernel
+from kqljax.recipes import Recipe, make_recipe
 from kqljax.state import KQLState
 
 DEFAULT_HORIZON = 1000
@@ -38,14 +39,14 @@ class KQL:
         action, _ = agent.predict(obs)
 
     Scales. KQL works on observations in [-1, 1] and rewards in [0, 1]. On the paper's tasks (MountainCar, CartPole, Acrobot,
-    Pendulum, without wrappers that change what goes in or out) the paper's normalisation, kernel and actions are the
-    defaults. Elsewhere bounds are those of the observation space, and ends that are infinite there, as well as the range of
-    the rewards, are estimated while learning: they cover all that was seen and some more, and whenever one of them moves,
-    the stored transitions are learned from anew, so that the state is at any time what Algorithm 1 holds after the same
-    transitions with the bounds of now. Observations beyond the bounds count as at them. Discrete observations become
-    one-hot vectors. Give `reward_range` where you know it: an estimate cannot know of a reward that was not paid yet. Where
-    it is paid rarely, try a smaller `beta` too: FrozenLake without slipping was not learned in 600 steps with the default,
-    whose bonus outweighs one reward of 1 an episode, and was with 0.02.
+    Pendulum, without wrappers that change what goes in or out) the paper's normalisation and actions are the defaults.
+    Elsewhere bounds are those of the observation space, and ends that are infinite there, as well as the range of the rewards,
+    are estimated while learning: they cover all that was seen and some more, and whenever one of them moves, the stored
+    transitions are learned from anew, so that the state is at any time what Algorithm 1 holds after the same transitions with
+    the bounds of now. Observations beyond the bounds count as at them. Discrete observations become one-hot vectors. Give
+    `reward_range` where you know it: an estimate cannot know of a reward that was not paid yet. Where it is paid rarely, try a
+    smaller `beta` too: FrozenLake without slipping was not learned in 600 steps with the default, whose bonus outweighs one
+    reward of 1 an episode, and was with 0.02.
 
     Ends. After termination the environment pays 0 for ever (`terminal_value` says otherwise). A time limit is not an end: the
     value goes on from the true successor.
@@ -57,9 +58,11 @@ class KQL:
 
     Args:
       env: name of a gymnasium environment, a gymnasium environment, or a gymnasium.vector environment.
-      kernel: by default RBF with the paper's eta, 0.02 (1 for Pendulum).
+      recipe: "robust" fits the kernel to what is seen and is the same for every environment; "paper" is the paper's section 6
+        (`kqljax.recipes`, docs/recipe.md). It says what `kernel`, `gamma` and `backups` are where they are not given.
+      kernel: kept as it is. Where features are given and no kernel, RBF with the paper's eta, 0.02 (1 for Pendulum).
       horizon: T, the steps that lam and beta are set for; by default those of the first call of `learn`.
-      gamma: discount factor.
+      gamma: discount factor, by default the recipe's.
       lam: ridge parameter, by default 1 / (10 T).
       beta: confidence width, by default sqrt(lam) / (1 - gamma).
       features: None for the exact engine, whose time is O(t^2) a step; a map of `kqljax.features`, or "auto", for the
@@ -75,7 +78,7 @@ class KQL:
     Examples:
       >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
       >>> agent
-      KQL('MountainCar-v0', RBF(eta=0.02), exact, 20 steps, seed=0)
+      KQL('MountainCar-v0', kernel from data, exact, 20 steps, seed=0)
       >>> low, high = agent.obs_bounds
       >>> low.round(2).tolist(), high.round(2).tolist(), agent.reward_range
       ([-1.2, -0.07], [0.6, 0.07], (-1.0, 0.0))
@@ -85,9 +88,10 @@ class KQL:
         self,
         env: Any,
         *,
+        recipe: str | Recipe = "robust",
         kernel: Kernel | None = None,
         horizon: int | None = None,
-        gamma: float = KQLConfig.gamma,
+        gamma: float | None = None,
         lam: float | None = None,
         beta: float | None = None,
         features: FeatureMap | str | None = None,
@@ -99,7 +103,10 @@ class KQL:
         dtype: Any = "float64",
         **options: Any,
     ) -> None:
+        recipe = make_recipe(recipe)
+        gamma = recipe.gamma if gamma is None else gamma
         check_gamma_and_lam(gamma, 1.0)
+        options.setdefault("backups", recipe.backups)
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
         self.seed = whole_number("seed", seed, 0, "It seeds the environment and random ties.")
@@ -125,6 +132,10 @@ class KQL:
             known_range = float(preset.reward_low), float(preset.reward_high)
         elif reward_range is not None and not (isinstance(reward_range, str) and reward_range == "estimate"):
             known_range = check_reward_range(reward_range)
+        # A kernel or features that are given stay as they are.
+        first_fit = recipe.first_fit if kernel is None and features is None else None
+        if kernel is None:
+            kernel = recipe.kernel_for(self._observations.obs_dim) if first_fit is not None else None
         kernel = RBF(eta=preset.eta if preset is not None else 0.02) if kernel is None else kernel
         if isinstance(features, str) and features == "auto":
             features = make_features(kernel, sampled, self._observations.obs_dim, len(self.actions))
@@ -143,7 +154,7 @@ class KQL:
         ).validate()
         # What was given, for the first call of `learn` to know which of lam and beta follow from its number of steps.
         self._horizon, self._lam, self._beta, self._draws = horizon, lam, beta, 0
-        self._learner = Learner(cfg, ranges, History(self._observations.obs_dim), dtype, self.seed, has_end)
+        self._learner = Learner(cfg, ranges, History(self._observations.obs_dim), dtype, self.seed, has_end, first_fit)
 
     # What there is -------------------------------------------------------------------------------------------------------
 
@@ -180,7 +191,8 @@ class KQL:
     def __repr__(self) -> str:
         name = self.env_name or (type(self.env).__name__ if self.env is not None else "no environment")
         engine = "exact" if self.config.features is None else f"{self.config.features.num_weights} features"
-        return f"KQL({name!r}, {self.config.kernel}, {engine}, {self.num_timesteps} steps, seed={self.seed})"
+        kernel = self.config.kernel if self._learner.first_fit is None else "kernel from data"
+        return f"KQL({name!r}, {kernel}, {engine}, {self.num_timesteps} steps, seed={self.seed})"
 
     # Learning ------------------------------------------------------------------------------------------------------------
 

@@ -41,8 +41,8 @@ def _known() -> dict[str, type]:
     from kqljax.posterior import gram, weights
 
     classes: list[type] = [
-        kernels.RBF, kernels.Linear, kernels.Matern32, kernels.Matern52, kernels.Scaled, kernels.Sum, kernels.Product,
-        kernels.Pair, config.KQLConfig, kql.KQLState, gram.GramPosterior, gram.Table, weights.WeightPosterior,
+        kernels.RBF, kernels.TwoScale, kernels.Linear, kernels.Matern32, kernels.Matern52, kernels.Scaled, kernels.Sum,
+        kernels.Product, kernels.Pair, config.KQLConfig, kql.KQLState, gram.GramPosterior, gram.Table, weights.WeightPosterior,
         LinearMap, TaylorMap, FourierMap, DictionaryMap, OnlineDictionaryMap, Points,
     ]  # fmt: skip
     # Two tables, one name.

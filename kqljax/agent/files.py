@@ -30,6 +30,7 @@ def save(agent: KQL, path: str | os.PathLike[str]) -> None:
         "episode_lengths": np.array(agent.episode_lengths, np.int64),
         "dtype": str(learner.dtype),
         "has_end": learner.has_end,
+        "first_fit": learner.first_fit,
         "config": learner.cfg,
         "state": learner.state,
         "ranges": learner.ranges.as_dict(),
@@ -48,5 +49,7 @@ def load_into(agent: KQL, path: str | os.PathLike[str], kernel: Kernel | None) -
     agent.episode_returns = found["episode_returns"].tolist()
     agent.episode_lengths = found["episode_lengths"].tolist()
     history, ranges = History.from_dict(found["history"]), Ranges.from_dict(found["ranges"])
-    agent._learner = Learner(found["config"], ranges, history, found["dtype"], agent.seed, found["has_end"])
+    # Files of agents from before kernels were fitted do not have the last one.
+    given = found["dtype"], agent.seed, found["has_end"], found.get("first_fit")
+    agent._learner = Learner(found["config"], ranges, history, *given)
     agent._learner.load_state(found["state"])

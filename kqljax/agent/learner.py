@@ -21,6 +21,7 @@ from kqljax.agent.loops import Steps
 from kqljax.agent.scaling import Ranges
 from kqljax.arrays import in_dtype
 from kqljax.config import KQLConfig
+from kqljax.fitting import fit_counts
 from kqljax.kql import kql_grow, kql_init
 from kqljax.memory import estimate_memory
 from kqljax.state import KQLState, Transition
@@ -88,13 +89,18 @@ class Learner:
       ranges: bounds of observations and rewards.
       history: the raw transitions that the state has learned from.
       has_end: whether the value of an end was stated; otherwise it follows from the range of the rewards.
-      replays: how often the state was learned anew because a running estimate moved.
+      first_fit: transitions before the kernel is fitted to them for the first time, then at twice as many each time; None is
+        never.
+      replays: how often the state was learned anew because a running estimate moved or the kernel was fitted.
     """
 
     state: KQLState
 
-    def __init__(self, cfg: KQLConfig, ranges: Ranges, history: History, dtype: Any, seed: int, has_end: bool) -> None:
+    def __init__(
+        self, cfg: KQLConfig, ranges: Ranges, history: History, dtype: Any, seed: int, has_end: bool, first_fit: int | None
+    ) -> None:
         self.cfg, self.ranges, self.history, self.dtype = cfg, ranges, history, np.dtype(dtype)
+        self.first_fit = first_fit
         self.replays = 0
         self.has_end = has_end
         self._obs_dim = ranges.low.shape[0]
@@ -155,6 +161,7 @@ class Learner:
             self._make_room(len(steps.reward))
             if self.ranges.cover(np.concatenate([steps.next_obs, steps.now]), steps.reward):
                 self.replay()
+            fitted = self._num_fitted()
             self.history.add(steps)
             before = self.state
             try:
@@ -164,7 +171,17 @@ class Learner:
                 if self.state is before and not _is_lost(before):
                     self.history.drop(len(steps.reward))
                 raise
+            if self._num_fitted() > fitted:
+                self.replay()
+                action, q_tilde = self.act(steps.now)
+                outcome = outcome._replace(action=jnp.asarray(action), q_tilde=jnp.asarray(q_tilde))
             return jax.device_get(outcome)
+
+    def _num_fitted(self) -> int:
+        """How many of the transitions there are the kernel is fitted to: the first 125, 250, 500, ..., or none."""
+        if self.first_fit is None:
+            return 0
+        return max((0, *fit_counts(self.history.count + 1, self.first_fit)))
 
     def _call(self, steps: Steps) -> tuple[KQLState, online.Outcome]:
         count, number = np.int32(len(steps.reward)), np.int32(self.history.count)
@@ -198,8 +215,14 @@ class Learner:
             return tuple(np.asarray(each)[: len(obs)] for each in found)  # type: ignore[return-value]
 
     def replay(self) -> None:
-        """The state that the same transitions give with the bounds of now, from the first one on."""
+        """The state that the same transitions give with the bounds, and the fitted kernel, of now, from the first one on."""
         self._prepare()
+        fitted = self._num_fitted()
+        if fitted:
+            with jax.enable_x64(True):
+                kernel = online.fit(self._cfg.kernel, self._scaling, self.history.padded(), np.int32(fitted))
+            self.cfg = dataclasses.replace(self.cfg, kernel=jax.tree.map(np.asarray, kernel))
+            self._prepare()
         with jax.enable_x64(True):
             capacity = self.state.capacity
             self.state = kql_init(self.cfg, self._obs_dim, self.dtype, capacity=capacity)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from kqljax.agent.scaling import Scaling
 from kqljax.config import KQLConfig
+from kqljax.fitting import fit_kernel
 from kqljax.kql import (
     KQLInfo,
     KQLState,
@@ -89,6 +90,12 @@ def _absorb(
     shapes = jax.eval_shape(lambda state: kql_step(cfg, state, _scaled(scaling, one))[1], state)
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.fori_loop(0, count, body, (state, nothing, jnp.ones((), bool)))
+
+
+@jax.jit
+def fit(kernel: Any, scaling: Scaling, raw: Transition, count: Array) -> Any:
+    """The kernel, fitted to the first `count` raw transitions."""
+    return fit_kernel(kernel, _scaled(scaling, raw), count)
 
 
 @functools.partial(jax.jit, static_argnames="is_random")

@@ -15,6 +15,7 @@ from kqljax.agent import KQL
 from kqljax.commands.agents import add_file, errors_for_people
 from kqljax.commands.base import INTERRUPTED, UsageError, console_for_tables
 from kqljax.kernels import RBF, Kernel, Linear
+from kqljax.recipes import RECIPES
 
 KERNELS = ("rbf", "linear")
 
@@ -37,9 +38,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", metavar="N", type=int, default=1000, help="steps of the environment (default %(default)s)")
     add("--seed", type=int, default=0, help="default %(default)s")
     add("--episodes", metavar="N", type=int, default=20, help="evaluation episodes after training (default %(default)s)")
-    add("--kernel", choices=KERNELS, default="rbf", help="default %(default)s")
+    add("--recipe", choices=tuple(RECIPES), help="robust (the default) fits the kernel to what is seen; paper is the paper's")
+    add("--kernel", choices=KERNELS, help="a kernel that stays as it is (default: the recipe's)")
     add("--eta", type=float, help="inverse squared width of the RBF kernel (default: the paper's)")
-    add("--gamma", type=float, default=0.95, help="discount factor (default %(default)s)")
+    add("--gamma", type=float, help="discount factor (default: the recipe's, 0.97, or 0.95 in the paper's)")
     add("--horizon", metavar="T", type=int, help="steps that lam and beta are set for (default: --steps)")
     add("--lam", type=float, help="ridge parameter (default 1 / (10 T))")
     add("--beta", type=float, help="confidence width (default sqrt(lam) / (1 - gamma))")
@@ -50,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 # Options that make a new agent: with --from they would not be heeded.
-_OF_A_NEW_AGENT = ("env", "eta", "horizon", "lam", "beta", "actions", "reward_range")
+_OF_A_NEW_AGENT = ("env", "recipe", "kernel", "eta", "gamma", "horizon", "lam", "beta", "actions", "reward_range")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -109,8 +111,11 @@ def _new(options: argparse.Namespace) -> KQL:
         kernel = Linear()
     elif options.eta is not None:
         kernel = RBF(eta=options.eta)
+    elif options.kernel == "rbf":
+        kernel = RBF()
     return KQL(
         options.env,
+        recipe=options.recipe or "robust",
         kernel=kernel,
         horizon=options.horizon,
         gamma=options.gamma,

@@ -15,6 +15,7 @@ from kqljax.report.style import INK, QUIET, finish, line, panels, save
 # Okabe and Ito's palette, which colour-blind readers can tell apart; an algorithm keeps its colour in every figure.
 COLOURS = {
     "kql-rbf": "#0072B2",
+    "kql-robust": "#003D66",
     "kql-features": "#009E73",
     "kql-features32": "#4DB99A",
     "kql-linear": "#E69F00",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kqljax import checks
-from kqljax.algorithms import unknown_name
+from kqljax.errors import unknown_name
 from kqljax.rollout import STAGES
 from kqljax.sweep.errors import SweepError
 from kqljax.sweep.groups import Group

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kqljax import checks, features
-from kqljax.algorithms import unknown_name
 from kqljax.config import EVICTIONS, TIE_BREAKS, KQLConfig
+from kqljax.errors import unknown_name
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52
 from kqljax.tasks import TASKS, Task, make_task
 

@@ -1,0 +1,110 @@
+"""The kernel's widths from transitions, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import random_transitions
+
+import kqljax
+from kqljax import fitting
+
+
+def _steps(count, function, seed=0, spread=(1.0, 1.0)):
+    """Transitions whose step is a function of the state."""
+    drawn = random_transitions(count, seed)
+    obs = drawn.obs * jnp.asarray(spread)
+    return drawn._replace(obs=obs, next_obs=obs + function(obs), terminated=jnp.zeros(count, bool))
+
+
+def _evidence(seen, eta, eta_action, noise):
+    """The marginal likelihood of each coordinate's steps, from its definition, summed; its variance by search."""
+    kept = ~np.asarray(seen.terminated)
+    obs, action = np.asarray(seen.obs)[kept], np.asarray(seen.action)[kept]
+    deviation, reach = np.asarray(seen.obs).std(axis=0), np.ptp(np.asarray(seen.obs), axis=0) / 2
+    spread = np.sqrt(deviation * reach)
+    steps = (np.asarray(seen.next_obs) - np.asarray(seen.obs))[kept] / spread
+    steps = (steps - steps.mean(axis=0)) / steps.std(axis=0)
+    scaled = obs / spread
+    kernel = np.exp(-eta * ((scaled[:, None] - scaled) ** 2).sum(axis=-1))
+    kernel *= np.where(action[:, None] == action, 1.0, np.exp(-2 * eta_action))
+    matrix = kernel + noise * np.eye(len(obs))
+    _, size = np.linalg.slogdet(matrix)
+    total = 0.0
+    for column in steps.T:
+        quadratic = column @ np.linalg.solve(matrix, column)
+        variances = np.exp(np.linspace(-12, 12, 20001))
+        log_likelihood = -0.5 * (quadratic / variances + len(column) * np.log(variances) + size)
+        total += log_likelihood.max() + 0.5 * len(column)
+    return total
+
+
+def test_the_evidence_is_the_marginal_likelihood():
+    seen = random_transitions(40, seed=3)
+    etas = jnp.array([0.05, 0.5])
+    found = fitting.evidence_of_steps(seen, 40, fitting.spread_of(seen.obs, 40), etas, 0.1)
+    wanted = [_evidence(seen, eta, 0.1, fitting.NOISE) for eta in (0.05, 0.5)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 30, 60])
+def test_only_the_first_count(count):
+    seen = random_transitions(60, seed=1)
+    part = jax.tree.map(lambda leaf: leaf[:count], seen)
+    kernel = kqljax.TwoScale()
+    alone, masked = fitting.fit_kernel(kernel, part), jax.jit(fitting.fit_kernel)(kernel, seen, count)
+    np.testing.assert_allclose(masked.eta, alone.eta, rtol=1e-9)
+
+
+def test_rough_steps_make_narrow_kernels():
+    smooth = fitting.fit_kernel(kqljax.TwoScale(), _steps(200, lambda obs: 0.1 * obs))
+    rough = fitting.fit_kernel(kqljax.TwoScale(), _steps(200, lambda obs: 0.1 * jnp.sin(6 * obs)))
+    assert np.all(np.asarray(rough.eta) > 3 * np.asarray(smooth.eta))
+
+
+def test_units_do_not_matter():
+    plain = _steps(150, lambda obs: 0.1 * jnp.sin(3 * obs))
+    factor = jnp.array([1.0, 0.01])
+    other = plain._replace(obs=plain.obs * factor, next_obs=plain.next_obs * factor)
+    first, second = (fitting.fit_kernel(kqljax.TwoScale(), seen).eta for seen in (plain, other))
+    np.testing.assert_allclose(second * factor**2, first, rtol=1e-6)
+
+
+def test_ends_are_left_out():
+    seen = _steps(120, lambda obs: 0.1 * obs)
+    ends = jnp.arange(120) % 10 == 0
+    jumping = seen._replace(next_obs=jnp.where(ends[:, None], 5.0, seen.next_obs), terminated=ends)
+    quiet = seen._replace(terminated=ends)
+    np.testing.assert_array_equal(
+        fitting.fit_kernel(kqljax.TwoScale(), jumping).eta, fitting.fit_kernel(kqljax.TwoScale(), quiet).eta
+    )
+
+
+def test_a_coordinate_that_never_moves():
+    seen = _steps(60, lambda obs: 0.1 * obs, spread=(1.0, 0.0))
+    eta = fitting.fit_kernel(kqljax.TwoScale(), seen).eta
+    assert np.all(np.isfinite(eta))
+    assert float(eta[1]) in fitting.ETAS
+
+
+def test_long_runs_are_thinned_evenly(monkeypatch):
+    seen = _steps(400, lambda obs: 0.1 * jnp.sin(3 * obs))
+    every_fourth = jax.tree.map(lambda leaf: leaf[::4], seen)
+    spread, etas = fitting.spread_of(seen.obs, 400), jnp.array([0.05, 0.5])
+    wanted = fitting.evidence_of_steps(every_fourth, 100, spread, etas, 0.02)
+    monkeypatch.setattr(fitting, "_MOST_ROWS", 100)
+    np.testing.assert_allclose(fitting.evidence_of_steps(seen, 400, spread, etas, 0.02), wanted, rtol=1e-9)
+
+
+def test_under_vmap():
+    many = [_steps(40, lambda obs: 0.1 * jnp.sin(4 * obs), seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *many)
+    found = jax.jit(jax.vmap(lambda seen: fitting.fit_kernel(kqljax.TwoScale(), seen).eta))(stacked)
+    for eta, seen in zip(found, many, strict=True):
+        np.testing.assert_allclose(eta, fitting.fit_kernel(kqljax.TwoScale(), seen).eta, rtol=1e-9)
+
+
+def test_counts_double():
+    assert fitting.fit_counts(1000) == (125, 250, 500)
+    assert fitting.fit_counts(125) == ()
+    assert fitting.fit_counts(1001, 125) == (125, 250, 500, 1000)
