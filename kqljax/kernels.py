@@ -218,7 +218,7 @@ class TwoScale(Kernel):
 
     eta: Any = 0.5
     eta_action: Any = 0.02
-    share: Any = 0.01
+    share: Any = 0.1
     ratio: Any = 10.0
 
     def _states(self, x: Array, y: Array) -> Array:

@@ -154,7 +154,9 @@ class KQL:
         ).validate()
         # What was given, for the first call of `learn` to know which of lam and beta follow from its number of steps.
         self._horizon, self._lam, self._beta, self._draws = horizon, lam, beta, 0
-        self._learner = Learner(cfg, ranges, History(self._observations.obs_dim), dtype, self.seed, has_end, first_fit)
+        self._learner = Learner(
+            cfg, ranges, History(self._observations.obs_dim), dtype, self.seed, has_end, first_fit, recipe.bonus
+        )
 
     # What there is -------------------------------------------------------------------------------------------------------
 
@@ -290,6 +292,8 @@ class KQL:
     ) -> tuple[np.ndarray, None]:
         """The action of greatest optimistic value, and None: the signature of Stable-Baselines3.
 
+        With the robust recipe half of the bonus counts here: acting finds nothing out. `q_values` has all of it.
+
         Args:
           observation: one of the environment's, or a batch of them `[n, ...]`.
           state: not used; the policy has no memory.
@@ -309,7 +313,7 @@ class KQL:
         """
         self._draws += 1
         obs, is_batch = self._batch(observation)
-        index, _ = self._learner.act(obs, not deterministic, self._draws)
+        index, _ = self._learner.act(obs, not deterministic, self._draws, self._learner.bonus)
         check_sound(bool(np.all(index >= 0)))
         chosen = self.actions[index]
         return (chosen if is_batch else chosen[0]), None

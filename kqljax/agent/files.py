@@ -31,6 +31,7 @@ def save(agent: KQL, path: str | os.PathLike[str]) -> None:
         "dtype": str(learner.dtype),
         "has_end": learner.has_end,
         "first_fit": learner.first_fit,
+        "bonus": learner.bonus,
         "config": learner.cfg,
         "state": learner.state,
         "ranges": learner.ranges.as_dict(),
@@ -49,7 +50,7 @@ def load_into(agent: KQL, path: str | os.PathLike[str], kernel: Kernel | None) -
     agent.episode_returns = found["episode_returns"].tolist()
     agent.episode_lengths = found["episode_lengths"].tolist()
     history, ranges = History.from_dict(found["history"]), Ranges.from_dict(found["ranges"])
-    # Files of agents from before kernels were fitted do not have the last one.
-    given = found["dtype"], agent.seed, found["has_end"], found.get("first_fit")
+    # Files of agents from before there were recipes do not have the last two.
+    given = found["dtype"], agent.seed, found["has_end"], found.get("first_fit"), found.get("bonus", 1.0)
     agent._learner = Learner(found["config"], ranges, history, *given)
     agent._learner.load_state(found["state"])

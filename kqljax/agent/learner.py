@@ -91,16 +91,25 @@ class Learner:
       has_end: whether the value of an end was stated; otherwise it follows from the range of the rewards.
       first_fit: transitions before the kernel is fitted to them for the first time, then at twice as many each time; None is
         never.
+      bonus: share of beta with which `act` is asked for the finished policy.
       replays: how often the state was learned anew because a running estimate moved or the kernel was fitted.
     """
 
     state: KQLState
 
     def __init__(
-        self, cfg: KQLConfig, ranges: Ranges, history: History, dtype: Any, seed: int, has_end: bool, first_fit: int | None
+        self,
+        cfg: KQLConfig,
+        ranges: Ranges,
+        history: History,
+        dtype: Any,
+        seed: int,
+        has_end: bool,
+        first_fit: int | None = None,
+        bonus: float = 1.0,
     ) -> None:
         self.cfg, self.ranges, self.history, self.dtype = cfg, ranges, history, np.dtype(dtype)
-        self.first_fit = first_fit
+        self.first_fit, self.bonus = first_fit, bonus
         self.replays = 0
         self.has_end = has_end
         self._obs_dim = ranges.low.shape[0]
@@ -200,12 +209,16 @@ class Learner:
             self.replay()
         return self.act(now)[0]
 
-    def act(self, obs: np.ndarray, is_random: bool | None = None, draw: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Actions `[n]` and Q-tilde `[n, A]`."""
+    def act(
+        self, obs: np.ndarray, is_random: bool | None = None, draw: int = 0, bonus: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Actions `[n]` and Q-tilde `[n, A]`, with a share of the bonus."""
         with jax.enable_x64(True):
             count = len(obs)
             key = jax.random.fold_in(jax.random.fold_in(self._key, self.history.count), draw)
-            action, q_tilde = online.act(self._cfg, self._scaling, self.state, _pad(obs, _rounded(count)), key, is_random)
+            rows = _pad(obs, _rounded(count))
+            share = self.dtype.type(bonus)
+            action, q_tilde = online.act(self._cfg, self._scaling, self.state, rows, key, is_random, share)
             return np.asarray(action)[:count], np.asarray(q_tilde)[:count]
 
     def look(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -100,9 +100,13 @@ def fit(kernel: Any, scaling: Scaling, raw: Transition, count: Array) -> Any:
 
 @functools.partial(jax.jit, static_argnames="is_random")
 def act(
-    cfg: KQLConfig, scaling: Scaling, state: KQLState, obs: Array, key: Array, is_random: bool | None = None
+    cfg: KQLConfig, scaling: Scaling, state: KQLState, obs: Array, key: Array, is_random: bool | None = None, bonus: Any = 1.0
 ) -> tuple[Array, Array]:
-    """Actions `[n]` and Q-tilde `[n, A]` at raw observations `[n, l]`; `is_random` replaces the config's way with ties."""
+    """Actions `[n]` and Q-tilde `[n, A]` at raw observations `[n, l]`.
+
+    `is_random` replaces the config's way with ties, and `bonus` is the share of beta that counts.
+    """
+    cfg = dataclasses.replace(cfg, beta=bonus * cfg.beta)
     if is_random is not None:
         cfg = dataclasses.replace(cfg, tie_break="random" if is_random else "first")
     return _act(cfg, scaling, state, obs, key)
