@@ -5,9 +5,10 @@
     python benchmarks/recipe.py --smoke              # a minute, for the tests
 
 A run that is stopped goes on where it was. Seeds are 1000 and above; the recipe was tuned on seeds below 1000, on the paper's
-four tasks. Returns are of 100 evaluation episodes a seed.
+four tasks. Returns are of 100 evaluation episodes a seed, 20 in `ablation` and `steps`.
 
-table     recipes `robust` and `paper`, 100 seeds
+table     recipes `robust` and `paper`, 100 seeds; `paper` with the float32 features of `kqljax table1`, whose returns are those
+          of the exact engine within their intervals (docs/features.md)
 ablation  `robust` with one part switched off, 12 seeds
 steps     `robust` with 300, 500 and 700 steps in all, 20 seeds
 carry     tasks that nothing was tuned on, `robust` and our DQN with its default parameters, 1000 steps, 10 seeds:
@@ -32,6 +33,7 @@ from tqdm import tqdm
 
 import kqljax
 from kqljax import recipes
+from kqljax.algorithms import make_algorithm
 from kqljax.baselines import dqn
 from kqljax.experiment import PAPER, PAPER_TASKS
 from kqljax.report import records, style, summarise
@@ -50,7 +52,7 @@ ABLATIONS = {
     "asked with the whole bonus": dataclasses.replace(ROBUST, bonus=1.0),
     "gamma 0.95": dataclasses.replace(ROBUST, gamma=0.95),
 }
-VARIANTS = {"robust": ROBUST, "paper": recipes.PAPER, **ABLATIONS}
+VARIANTS = {"robust": ROBUST, **ABLATIONS}
 
 
 class Cell(NamedTuple):
@@ -71,7 +73,7 @@ class Size(NamedTuple):
     steps: dict[int, int]
     carry: int
     train_steps: int
-    episodes: int
+    episodes: dict[str, int]
     chunk: int
     tasks: tuple[str, ...]
     carry_tasks: tuple[str, ...]
@@ -79,8 +81,9 @@ class Size(NamedTuple):
 
 
 CARRY = ("MountainCarContinuous-v0", "Catch-bsuite", "Reacher-misc", "FourRooms-misc")
-FULL = Size(100, 12, {300: 20, 500: 20, 700: 20}, 10, 1000, 100, 10, PAPER_TASKS, CARRY, tuple(ABLATIONS))
-SMOKE = Size(1, 1, {}, 1, 140, 2, 1, ("MountainCar-v0",), ("Catch-bsuite",), ("one backup",))
+EPISODES = {"table": 100, "carry": 100, "ablation": 20, "steps": 20}
+FULL = Size(100, 12, {300: 20, 500: 20, 700: 20}, 10, 1000, EPISODES, 10, PAPER_TASKS, CARRY, tuple(ABLATIONS))
+SMOKE = Size(1, 1, {}, 1, 140, dict.fromkeys(EPISODES, 2), 1, ("MountainCar-v0",), ("Catch-bsuite",), ("one backup",))
 
 PARTS = ("table", "ablation", "steps", "carry")
 
@@ -153,6 +156,19 @@ def kql_program(first_fit: int | None, steps: int, episodes: int) -> Any:
 
 
 @functools.cache
+def paper_program(task: str, steps: int, episodes: int) -> Any:
+    algorithm = make_algorithm("kql-features32")
+    cfg = algorithm.config(make_task(task), steps)
+
+    def run(keys: Any, task: kqljax.Task, cfg: Any) -> Any:
+        found = algorithm.train(task, cfg, keys[0], steps)
+        return algorithm.evaluate(task, cfg, found.state, keys[1], episodes), algorithm.is_sound(found)
+
+    program = kqljax.across_seeds(run)
+    return lambda keys: program(keys, make_task(task), cfg)
+
+
+@functools.cache
 def dqn_program(steps: int, episodes: int) -> Any:
     def run(keys: Any, task: kqljax.Task, cfg: Any) -> Any:
         found = dqn.train(task, cfg, keys[0], steps)
@@ -167,6 +183,8 @@ def run_cell(cell: Cell, seeds: list[int], episodes: int) -> tuple[np.ndarray, n
     keys = jax.numpy.stack([jax.random.split(jax.random.key(seed)) for seed in seeds])
     if cell.variant == "dqn":
         found = dqn_program(cell.steps, episodes)(keys, task, dqn.DQNConfig())
+    elif cell.variant == "paper":
+        found = paper_program(cell.task, cell.steps, episodes)(keys)
     else:
         recipe = VARIANTS[cell.variant]
         cfg = recipe.config(task, cell.steps)
@@ -198,7 +216,7 @@ def run_all(size: Size, parts: Any, path: Path) -> dict:
             for start in range(0, len(seeds), size.chunk):
                 some = seeds[start : start + size.chunk]
                 bar.set_description(f"{cell.part}: {cell.variant}, {cell.task}, {cell.steps} steps")
-                returns, is_sound = run_cell(cell, some, size.episodes)
+                returns, is_sound = run_cell(cell, some, size.episodes[cell.part])
                 for seed, each, sound in zip(some, returns, is_sound, strict=True):
                     record = {**cell._asdict(), "seed": seed, "return_mean": float(each.mean()), "is_sound": bool(sound)}
                     del record["seeds"]
