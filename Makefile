@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types notebooks docs release-check table1 times bench bench-check headline clean
+.PHONY: help run test lint types notebooks docs release-check table1 recipe times bench bench-check headline clean
 
 help:            ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 15
@@ -45,6 +45,9 @@ release-check: $(READY) ## Builds the wheel and tries it in an empty environment
 table1: $(READY) ## The paper's Table 1 with 30 seeds (about an hour and a half)
 	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random \
 	  --out results/table1
+
+recipe: $(READY) ## The robust recipe: 100 seeds, ablation, fewer steps, other tasks (about an hour; goes on where it was stopped)
+	$(BIN)/python benchmarks/recipe.py
 
 times: $(READY)  ## Seconds of training a seed, everything in one go (ten minutes; leave the machine alone)
 	$(BIN)/python -m pip install --quiet --editable '.[sb3]'

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -177,8 +178,9 @@ def train(
         plain = rollout.train(task, cfg, key, num_steps, dtype=dtype, eval_at=eval_at, eval_episodes=eval_episodes)
         return FittedRun(Fitted(cfg.kernel, plain.state), plain.log, plain.curve)
     keys = rollout.split_key(key)
-    stops = sorted({*fits, *eval_at, num_steps})
-    capacities = [next(size for size in (*fits, num_steps) if size >= stop) for stop in stops]
+    sizes = _stages(fits, num_steps)
+    stops = sorted({*sizes, *eval_at})
+    capacities = [next(size for size in sizes if size >= stop) for stop in stops]
     carry = rollout.begin(task, cfg, keys, dtype, capacities[0])
     cfg = in_dtype(cfg, carry.state.reward.dtype)
 
@@ -189,8 +191,8 @@ def train(
         if done in fits:
             seen = _joined(parts)
             cfg = dataclasses.replace(cfg, kernel=fit_kernel(cfg.kernel, seen))  # type: ignore[arg-type]
-            carry = _learn_anew(task, cfg, carry, seen, capacity, keys)
-        elif capacity > carry.state.capacity:
+            carry = _learn_anew(task, cfg, carry, seen, keys)
+        if capacity > carry.state.capacity:
             carry = carry._replace(state=kql_grow(carry.state, capacity, is_full=True))
 
         def step(carry: Carry, key: Array, cfg: KQLConfig = cfg) -> tuple[Carry, tuple[TrainLog, Transition]]:
@@ -220,9 +222,16 @@ def _joined(parts: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
-def _learn_anew(task: Task, cfg: KQLConfig, carry: Carry, seen: Transition, capacity: int, keys: RunKeys) -> Carry:
+def _stages(fits: tuple[int, ...], num_steps: int) -> list[int]:
+    """Capacities of a run: up to each fit, and one halfway where fits are far apart, since a step costs capacity squared."""
+    ends = [*fits, num_steps]
+    return sorted({*ends, *((low + high) // 2 for low, high in itertools.pairwise(ends) if high - low > 2 * FIRST_FIT)})
+
+
+def _learn_anew(task: Task, cfg: KQLConfig, carry: Carry, seen: Transition, keys: RunKeys) -> Carry:
     """The run with a state that has learned from the same transitions with another kernel, and the action that it takes."""
-    empty = kql_init(cfg, task.obs_dim, carry.state.reward.dtype, capacity=capacity)
+    count = seen.reward.shape[0]
+    empty = kql_init(cfg, task.obs_dim, carry.state.reward.dtype, capacity=count)
     state, _ = lax.scan(lambda state, transition: (kql_step(cfg, state, transition)[0], None), empty, seen)
-    action, _ = kql_act(cfg, state, carry.obs, jax.random.fold_in(keys.act, seen.reward.shape[0]))
+    action, _ = kql_act(cfg, state, carry.obs, jax.random.fold_in(keys.act, count))
     return carry._replace(state=state, action=action)

@@ -8,6 +8,7 @@ import numerics
 import numpy as np
 import oracle
 import pytest
+import recipe
 import regret
 import scaling
 import step_time
@@ -51,6 +52,17 @@ def test_regret(capsys):
     printed = capsys.readouterr().out
     assert printed.count("| kql-greedy |") == 2
     assert "growth exponents: kql " in printed
+
+
+def test_recipe(capsys, tmp_path):
+    document = recipe.main(["--smoke", "--parts", "table", "ablation", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "| the paper's figure | -132.55 |" in printed
+    assert {record["variant"] for record in document["results"]} == {"robust", "paper", "one backup"}
+    assert (tmp_path / "recipe.png").stat().st_size > 1000
+    # What is there is not run again.
+    again = recipe.main(["--smoke", "--parts", "ablation", "--out", str(tmp_path)])
+    assert again["results"] == document["results"]
 
 
 def test_kovi(capsys):

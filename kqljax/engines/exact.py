@@ -54,8 +54,12 @@ class ExactEngine:
         return posterior
 
     def ask(self, frozen: gram.GramPosterior, obs: Array) -> tuple[Array, Array]:
-        mean, width = gram.predict(self.kernel, self.lam, frozen, obs)
-        return mean, width**2
+        vectors = gram.kernel_vectors(
+            gram.stored_mixing(self.kernel, frozen.pairs), gram.state_terms(self.kernel, frozen.pairs, obs)
+        )
+        own = gram.self_kernel(self.kernel, obs, vectors.shape[-1])
+        whitened = gram.whiten(frozen, vectors, is_few=False)
+        return dot(frozen.weights, vectors), gram.width_sq(self.lam, own, whitened)
 
     def glance(
         self,

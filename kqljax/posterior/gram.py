@@ -207,9 +207,10 @@ def self_kernel(kernel: Kernel, obs: Array, num_actions: int) -> Array:
 # Products with the whitener ------------------------------------------------------------------------------------------
 
 
-def whiten(post: GramPosterior, columns: Array) -> Array:
-    """P C for columns C `[T, C]`."""
-    return jnp.concatenate([few_columns(block, columns[: block.shape[1]]) for block in post.whitener])
+def whiten(post: GramPosterior, columns: Array, is_few: bool = True) -> Array:
+    """P C for columns C `[T, C]`; `is_few` is False where a vmap around it will make them many."""
+    product = few_columns if is_few else dot
+    return jnp.concatenate([product(block, columns[: block.shape[1]]) for block in post.whitener])
 
 
 def unwhiten(post: GramPosterior, rows: Array) -> Array:
