@@ -1,5 +1,6 @@
 """The agent: learning, asking, going on, and what it makes of ends, bounds and rewards."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -13,6 +14,10 @@ from gymnasium import spaces
 import kqljax
 from kqljax import KQL
 from kqljax.agent import online
+from kqljax.fitting import fit_kernel
+from kqljax.recipes import ROBUST
+
+CAP = 1 / (1 - ROBUST.gamma)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +29,7 @@ def test_the_state_is_that_of_algorithm_1(car):
     assert car.num_timesteps == STEPS == int(car.state.num_stored)
     np.testing.assert_allclose(car.state.q_tilde, reference(car).q_tilde, atol=1e-7)
     assert car.config.lam == pytest.approx(1 / (10 * STEPS))
-    assert car.config.terminal_value == pytest.approx(20.0)
+    assert car.config.terminal_value == pytest.approx(CAP)
     assert car.obs_bounds[0] == pytest.approx([-1.2, -0.07])
     assert car.reward_range == (-1.0, 0.0)
 
@@ -70,16 +75,16 @@ def test_values(car):
         mine, spread = kqljax.kql_predict(car.config, car.state, scaled[i])
         np.testing.assert_allclose(q_hat[i], mine, atol=1e-8)
         np.testing.assert_allclose(width[i], spread, atol=1e-6)
-    np.testing.assert_allclose(q_tilde, np.clip(q_hat + car.config.beta * width, 0, 20))
+    np.testing.assert_allclose(q_tilde, np.clip(q_hat + car.config.beta * width, 0, CAP))
     np.testing.assert_allclose(car.q_values(grid), q_tilde)
     assert car.q_values(grid[0]).shape == (3,)
-    best = car.predict(grid)[0]
-    np.testing.assert_allclose(q_tilde[np.arange(5), best], q_tilde.max(axis=1), atol=1e-9)
+    best, asked = car.predict(grid)[0], np.clip(q_hat + ROBUST.bonus * car.config.beta * width, 0, CAP)
+    np.testing.assert_allclose(asked[np.arange(5), best], asked.max(axis=1), atol=1e-9)
 
 
 def test_before_learning_everything_is_worth_the_most():
     agent = KQL("CartPole-v1", seed=0)
-    np.testing.assert_allclose(agent.q_values(np.zeros(4)), 20.0)
+    np.testing.assert_allclose(agent.q_values(np.zeros(4)), CAP)
     assert agent.predict(np.zeros(4))[0] == 0
     drawn = {int(agent.predict(np.zeros(4), deterministic=False)[0]) for _ in range(20)}
     assert drawn == {0, 1}
@@ -165,6 +170,27 @@ def test_a_step_that_fails_is_not_counted(monkeypatch):
     assert int(agent.learn(3).state.num_stored) == 7
 
 
+def test_the_kernel_is_fitted_on_the_way():
+    soon = dataclasses.replace(ROBUST, first_fit=20)
+    agent = KQL("MountainCar-v0", recipe=soon, seed=3).learn(STEPS)
+    assert agent._learner.replays == 2
+    rows = {name: values[:40] for name, values in agent.history.items()}
+    scaled = [(rows[name] - [-0.3, 0.0]) / [0.9, 0.07] for name in ("obs", "next_obs")]
+    seen = kqljax.Transition(scaled[0], rows["action"], rows["reward"], scaled[1], rows["terminated"])
+    eta = fit_kernel(kqljax.TwoScale(), jax.tree.map(np.asarray, seen)).eta
+    np.testing.assert_allclose(agent.config.kernel.eta, eta, rtol=1e-6)  # the environment has its bounds in float32
+    # The state is that of all transitions with the kernel of now, and so was the action after the fit.
+    np.testing.assert_allclose(agent.state.q_tilde, reference(agent).q_tilde, atol=1e-7)
+    action, _ = kqljax.kql_act(agent.config, reference(agent, 40), (agent.history["obs"][40] - [-0.3, 0.0]) / [0.9, 0.07])
+    assert int(action) == agent.history["action"][40]
+
+
+def test_a_kernel_that_is_given_is_kept():
+    soon = dataclasses.replace(ROBUST, first_fit=20)
+    agent = KQL("MountainCar-v0", recipe=soon, kernel=kqljax.TwoScale(eta=0.7), seed=3).learn(30)
+    assert float(agent.config.kernel.eta) == 0.7 and agent._learner.replays == 0
+
+
 def test_progress_bar(capsys):
     KQL("MountainCar-v0", horizon=STEPS, seed=0).learn(10, progress_bar=True)
     captured = capsys.readouterr()
@@ -196,7 +222,7 @@ def test_the_range_of_rewards_is_estimated_with_0_in_it():
     agent = KQL(falling, seed=0).learn(STEPS)
     worst = agent.history["reward"].min()
     assert 1.5 * worst <= agent.reward_range[0] <= worst and agent.reward_range[1] == 0.0
-    assert agent.config.terminal_value == pytest.approx(20.0)
+    assert agent.config.terminal_value == pytest.approx(CAP)
     np.testing.assert_allclose(agent.state.q_tilde, reference(agent).q_tilde, atol=1e-7)
 
 
@@ -214,9 +240,9 @@ def test_discrete_observations_become_one_hot():
 
 
 def test_continuous_actions_from_a_list():
-    agent = KQL("Pendulum-v1", horizon=STEPS, seed=0).learn(5)
+    agent = KQL("Pendulum-v1", recipe="paper", horizon=STEPS, seed=0).learn(5)
     np.testing.assert_array_equal(agent.actions, [[-2.0], [0.0], [2.0]])
-    assert agent.config.kernel.eta == 1.0
+    assert (agent.config.kernel.eta, agent.config.gamma, agent.config.backups) == (1.0, 0.95, 1)
     own = KQL("Pendulum-v1", actions=[-1.0, 1.0], seed=0).learn(5)
     action, _ = own.predict(np.array([1.0, 0.0, 0.0]))
     assert action.shape == (1,) and action.dtype == np.float32 and own.config.num_actions == 2
@@ -235,7 +261,7 @@ def test_features():
     agent = KQL("MountainCar-v0", features="auto", dtype="float32", seed=0).learn(STEPS)
     assert agent.config.features.error <= 1e-6
     assert agent.state.q_tilde.dtype == "float32"
-    exact = KQL("MountainCar-v0", seed=0).learn(STEPS)
+    exact = KQL("MountainCar-v0", kernel=kqljax.RBF(eta=0.02), seed=0).learn(STEPS)
     assert np.abs(agent.q_values(np.array([-0.5, 0.0])) - exact.q_values(np.array([-0.5, 0.0]))).max() < 0.1
 
 
@@ -291,6 +317,6 @@ def test_one_jitted_call_a_step_and_one_compile_a_run(car, monkeypatch):
 
     advance, act = count("advance"), count("act")
     compiled = advance._cache_size(), act._cache_size()
-    KQL("MountainCar-v0", gamma=0.9, kernel=kqljax.RBF(eta=0.5), seed=4).learn(STEPS)
+    KQL("MountainCar-v0", gamma=0.9, kernel=kqljax.TwoScale(eta=np.array([0.3, 0.5])), seed=4).learn(STEPS)
     assert calls == ["act"] + ["advance"] * STEPS
     assert (advance._cache_size(), act._cache_size()) == compiled  # numbers are leaves: what `car` compiled serves
