@@ -8,7 +8,7 @@ Examples in the docstrings begin where these lines end:
     >>> jax.config.update("jax_enable_x64", True)
 """
 
-from kqljax import features, theory
+from kqljax import features, recipes, theory
 from kqljax.agent import KQL, AgentStep
 from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
@@ -63,6 +63,7 @@ __all__ = [
     "kql_step_and_act",
     "load_state",
     "make_task",
+    "recipes",
     "rollout_returns",
     "save_state",
     "theory",

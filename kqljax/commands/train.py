@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -15,7 +16,7 @@ from kqljax.agent import KQL
 from kqljax.commands.agents import add_file, errors_for_people
 from kqljax.commands.base import INTERRUPTED, UsageError, console_for_tables
 from kqljax.kernels import RBF, Kernel, Linear
-from kqljax.recipes import RECIPES
+from kqljax.recipes import RECIPES, make_recipe
 
 KERNELS = ("rbf", "linear")
 
@@ -107,15 +108,17 @@ def _check(options: argparse.Namespace) -> None:
 
 def _new(options: argparse.Namespace) -> KQL:
     kernel: Kernel | None = None
+    recipe = make_recipe(options.recipe or "robust")
     if options.kernel == "linear":
         kernel = Linear()
     elif options.eta is not None:
         kernel = RBF(eta=options.eta)
     elif options.kernel == "rbf":
-        kernel = RBF()
+        # Without a kernel of its own the agent takes the paper's for the task.
+        recipe = dataclasses.replace(recipe, kernel=None, first_fit=None)
     return KQL(
         options.env,
-        recipe=options.recipe or "robust",
+        recipe=recipe,
         kernel=kernel,
         horizon=options.horizon,
         gamma=options.gamma,
