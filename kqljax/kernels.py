@@ -222,6 +222,11 @@ class TwoScale(Kernel):
     ratio: Any = 10.0
 
     def _states(self, x: Array, y: Array) -> Array:
+        if jnp.ndim(self.eta) and jnp.shape(self.eta) != jnp.shape(x):
+            raise ValueError(
+                f"TwoScale has eta of shape {jnp.shape(self.eta)}, the observations have {jnp.shape(x)}. "
+                "Give eta as one number, or as one for each coordinate."
+            )
         distance = jnp.sum(jnp.asarray(self.eta) * (x - y) ** 2, axis=-1)
         return (1.0 - self.share) * jnp.exp(-distance / self.ratio) + self.share * jnp.exp(-distance)
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 
+import chex
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ def car(tmp_path_factory):
 def test_train_saves_the_agent_that_the_class_makes(car):
     loaded, own = KQL.load(car), KQL("MountainCar-v0", seed=3).learn(60)
     np.testing.assert_array_equal(loaded.history["obs"], own.history["obs"])
-    assert loaded.config == own.config
+    chex.assert_trees_all_equal(loaded.config, own.config)
 
 
 def test_train_tells_in_words_and_in_json(tmp_path, capsys):

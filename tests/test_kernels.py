@@ -1,5 +1,7 @@
 """Kernels: the paper's formulas, positive definiteness, splitting, and what users do with them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,11 +41,19 @@ def test_split_form_is_the_kernel(name):
 @pytest.mark.parametrize("length, num_actions", [(1, 1), (4, 2), (6, 5)])
 def test_symmetric_positive_semidefinite(name, length, num_actions):
     kernel = KERNELS[name][0]
+    if isinstance(kernel, kqljax.TwoScale):
+        kernel = dataclasses.replace(kernel, eta=np.linspace(0.5, 2.0, length))
     obs, action = random_pairs(4, 30, length, num_actions)
     points = pairs(obs, action, num_actions)
     matrix = np.asarray(kernels.gram(kernel, points, points))
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-14)
     assert np.linalg.eigvalsh(matrix).min() > -1e-10
+
+
+def test_widths_for_another_number_of_coordinates():
+    kernel = kqljax.TwoScale(eta=np.array([0.5, 2.0]))
+    with pytest.raises(ValueError, match=r"eta of shape \(2,\), the observations have \(3,\).*one for each coordinate"):
+        kernels.gram(kernel, pairs(np.zeros((1, 3)), np.zeros(1, int)), pairs(np.zeros((1, 3)), np.zeros(1, int)))
 
 
 def test_against_scikit_learn():
