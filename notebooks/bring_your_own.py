@@ -112,6 +112,6 @@ print("smallest eigenvalue:", float(np.linalg.eigvalsh(np.asarray(gram(Periodic(
 # - Does the observation hold what matters? A kernel sees nothing else.
 # - Are the bounds right? `agent.obs_bounds` should fit the states that are visited; give `obs_bounds=` where they do not.
 # - Is an end good or bad? After it the agent counts on raw reward 0 for ever; `terminal_value=` says otherwise.
-# - Is the reward rare? One reward of 1 an episode is little beside 1/(1 − γ) = 20, which the agent hopes for at first. A
+# - Is the reward rare? One reward of 1 an episode is little beside 1/(1 − γ) = 33, which the agent hopes for at first. A
 #   smaller `beta=` gives up hope sooner: FrozenLake without slipping is solved in 600 steps with 0.02, not with the default.
 # - Too smooth a kernel cannot tell good from bad nearby, too narrow a one has to visit every place: try other widths.

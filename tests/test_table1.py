@@ -291,6 +291,16 @@ def test_times_of_another_run(out, tmp_path, capsys):
     assert "record 0 has no algorithm, seconds" in capsys.readouterr().err
 
 
+def test_the_robust_recipe_stands_for_kql(tmp_path, capsys):
+    command = ["table1", "--seeds", "1", "--steps", "130", "--episodes", "2", "--curve-points", "0", "--no-figures"]
+    command += ["--tasks", "MountainCar-v0", "--algorithms", "kql-rbf", "random", "--recipe", "robust"]
+    assert cli.main([*command, "--out", str(tmp_path)]) == 0
+    document = _read(tmp_path)
+    assert {record["algorithm"] for record in document["results"]} == {"kql-robust", "random"}
+    assert all(record["is_sound"] for record in document["results"])
+    assert "kql-robust" in capsys.readouterr().out
+
+
 def test_a_row_with_features(tmp_path):
     small = ["--seeds", "1", "--steps", "40", "--episodes", "2", "--curve-points", "0", "--no-figures"]
     command = ["table1", *small, "--tasks", "MountainCar-v0", "--algorithms", "kql-features32", "--out", str(tmp_path)]
