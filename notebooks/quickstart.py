@@ -82,9 +82,9 @@ panels[0].set_ylabel("velocity")
 plt.show()
 
 # %% [markdown]
-# At first everything is worth the most there is, 33.3: optimism. The kernel is mostly wide, so steps without reward soon pull the
-# value down everywhere, but most where the car has been. What little is left elsewhere draws it outwards, until it finds the flag.
-# From there the true value spreads backwards.
+# At first everything is worth the most there is, 33.3: optimism. The kernel is mostly wide, so steps without reward soon pull
+# the value down everywhere, but most where the car has been. What little is left elsewhere draws it outwards, until it finds
+# the flag. From there the true value spreads backwards.
 #
 # ## Keep it
 
