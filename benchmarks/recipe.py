@@ -266,7 +266,8 @@ def table(document: dict, part: str) -> str:
 def _text(entry: dict | None, part: str) -> str:
     if entry is None:
         return ""
-    text = f"{entry['iqm']:.1f} [{entry['low']:.1f}, {entry['high']:.1f}]"
+    digits = 2 if part == "carry" else 1  # some of these return between 0 and 1
+    text = f"{entry['iqm']:.{digits}f} [{entry['low']:.{digits}f}, {entry['high']:.{digits}f}]"
     if part == "table":
         text += f", decile {entry['worst_decile']:.0f}, failed {100 * entry['failed']:.0f}%"
     return text
@@ -293,7 +294,6 @@ def draw(document: dict, path: Path) -> Path:
     number = max(sum(r["task"] == task and r["variant"] == "robust" for r in entries) for task in tasks)
     title = f"A dot is a seed ({number} each), the bar their IQM, dashes the paper's figure; 1000 steps"
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
     return style.save(figure, path)
 
 
