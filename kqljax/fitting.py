@@ -57,7 +57,8 @@ def fit_counts(num_steps: int, first: int = FIRST_FIT) -> tuple[int, ...]:
 def fit_kernel(kernel: TwoScale, seen: Transition, count: Array | int | None = None) -> TwoScale:
     """The kernel with the widths that the first `count` of N transitions (fields `[N, ...]`) speak for.
 
-    Pure; `count` may be traced. A coordinate that never moved keeps a spread of one.
+    Pure; `count` may be traced. A coordinate that never moved keeps a spread of one. Where no width has an evidence that is a
+    number, the kernel stays as it is.
 
     Args:
       count: by default all of them.
@@ -73,8 +74,10 @@ def fit_kernel(kernel: TwoScale, seen: Transition, count: Array | int | None = N
     count = seen.reward.shape[0] if count is None else count
     spread = spread_of(seen.obs, count)
     etas = jnp.asarray(ETAS, seen.obs.dtype)
-    best = etas[jnp.argmax(evidence_of_steps(seen, count, spread, etas, kernel.eta_action))]
-    return dataclasses.replace(kernel, eta=best / spread**2)
+    evidence = evidence_of_steps(seen, count, spread, etas, kernel.eta_action)
+    is_sound = jnp.isfinite(evidence)  # in float32 the factor of a wide kernel may not exist
+    best = etas[jnp.argmax(jnp.where(is_sound, evidence, -jnp.inf))] / spread**2
+    return dataclasses.replace(kernel, eta=jnp.where(jnp.any(is_sound), best, kernel.eta))
 
 
 def spread_of(obs: Array, count: Array | int) -> Array:

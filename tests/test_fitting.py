@@ -87,6 +87,21 @@ def test_a_coordinate_that_never_moves():
     assert float(eta[1]) in fitting.ETAS
 
 
+def test_without_any_evidence_the_kernel_stays():
+    seen = _steps(60, lambda obs: 0.1 * obs)
+    lost = seen._replace(next_obs=seen.next_obs.at[3, 0].set(jnp.nan))
+    kernel = kqljax.TwoScale(eta=jnp.array([0.3, 0.4]))
+    np.testing.assert_array_equal(fitting.fit_kernel(kernel, lost).eta, kernel.eta)
+
+
+def test_a_width_without_evidence_is_not_chosen(monkeypatch):
+    seen = _steps(60, lambda obs: 0.1 * obs)
+    evidence = jnp.array([jnp.nan, 1.0, 3.0, jnp.nan, 2.0])
+    monkeypatch.setattr(fitting, "evidence_of_steps", lambda *_: evidence)
+    eta = fitting.fit_kernel(kqljax.TwoScale(), seen).eta
+    np.testing.assert_allclose(eta * fitting.spread_of(seen.obs, 60) ** 2, fitting.ETAS[2])
+
+
 def test_long_runs_are_thinned_evenly(monkeypatch):
     seen = _steps(400, lambda obs: 0.1 * jnp.sin(3 * obs))
     every_fourth = jax.tree.map(lambda leaf: leaf[::4], seen)
