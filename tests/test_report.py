@@ -121,7 +121,13 @@ def agent_path(tmp_path_factory):
 
 def test_the_page_of_an_agent(agent_path):
     text = agent_path.read_text()
-    for words in ("KQL in MountainCar-v0", "RBF(eta=0.02)", "60 steps of learning", 'id="maps"', 'id="dimensions"'):
+    for words in (
+        "KQL in MountainCar-v0",
+        "TwoScale(eta=array([0.5, 0.5])",
+        "60 steps of learning",
+        'id="maps"',
+        'id="dimensions"',
+    ):
         assert words in text
 
 

@@ -182,7 +182,7 @@ def test_more_seeds_and_algorithms_may_be_added(out):
     ("arguments", "words"),
     [
         (["--tasks", "mountaincar"], "unknown task 'mountaincar'. Did you mean MountainCar-v0? Known: MountainCar-v0,"),
-        (["--algorithms", "kql-rfb"], "unknown algorithm 'kql-rfb'. Did you mean kql-rbf? Known: kql-rbf, kql-linear,"),
+        (["--algorithms", "kql-rfb"], "unknown algorithm 'kql-rfb'. Did you mean kql-rbf? Known: kql-rbf, kql-robust,"),
         (["--algorithms", "zzz"], "unknown algorithm 'zzz'. Known:"),
         (["--tasks", "CartPole-v0", "CartPole-v0"], "task CartPole-v0 is given twice"),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),

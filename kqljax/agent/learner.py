@@ -233,8 +233,9 @@ class Learner:
         fitted = self._num_fitted()
         if fitted:
             with jax.enable_x64(True):
-                kernel = online.fit(self._cfg.kernel, self._scaling, self.history.padded(), np.int32(fitted))
-            self.cfg = dataclasses.replace(self.cfg, kernel=jax.tree.map(np.asarray, kernel))
+                eta = online.fit(self._cfg.kernel, self._scaling, self.history.padded(), np.int32(fitted)).eta
+            kernel: Any = dataclasses.replace(self.cfg.kernel, eta=np.asarray(eta))  # type: ignore[type-var]
+            self.cfg = dataclasses.replace(self.cfg, kernel=kernel)
             self._prepare()
         with jax.enable_x64(True):
             capacity = self.state.capacity
