@@ -253,6 +253,7 @@ def table(document: dict, part: str) -> str:
         entries += [e for e in document["summary"] if e["part"] == "table" and e["variant"] == "robust"]
     tasks = list(dict.fromkeys(entry["task"] for entry in entries))
     rows = list(dict.fromkeys((entry["variant"], entry["steps"]) for entry in entries))
+    rows.sort(key=lambda row: row[0] != "robust")  # first, whenever it was run; the others in their order
     named = [f"{steps} steps" if part == "steps" else name for name, steps in rows]
     lines = ["| | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]
     if part == "table":
