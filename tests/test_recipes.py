@@ -90,6 +90,13 @@ def test_evaluations_on_the_way_do_not_change_the_run(run):
     np.testing.assert_array_equal(other.log.action, found.log.action)
 
 
+def test_seeds_of_a_vmap_are_seeds_alone(run):
+    task, cfg, found = run
+    keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
+    actions = jax.jit(jax.vmap(lambda key: recipes.train(task, cfg, key, first_fit=FIRST).log.action))(keys)
+    np.testing.assert_array_equal(actions[0], found.log.action)
+
+
 def test_the_papers_recipe_is_the_papers():
     task = kqljax.make_task("Pendulum-v1")
     cfg = recipes.make_recipe("paper").config(task, 1000)
