@@ -12,7 +12,7 @@ from kqljax import features, recipes, theory
 from kqljax.agent import KQL, AgentStep
 from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
-from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair, TwoScale
+from kqljax.kernels import RBF, Afterstate, Kernel, Linear, Matern32, Matern52, Pair, TwoScale
 from kqljax.kql import (
     kql_act,
     kql_grow,
@@ -34,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "KQL",
     "RBF",
+    "Afterstate",
     "AgentStep",
     "KQLConfig",
     "KQLInfo",

@@ -245,6 +245,43 @@ class TwoScale(Kernel):
         return Mixing(_agreement(num_actions, 1.0, different, dtype)[None], None)
 
 
+class Afterstate(Kernel):
+    """A kernel that sees an action by where it leads: k((s, a), (z, b)) = kernel((s + d_a, a), (z + d_b, b)).
+
+    Q(s, a) is the reward and then the value of the next state, so two pairs that lead to the same place have nearly the same
+    value, whatever their actions were called. With the mean effect d_a that each action has on the state, what was learned
+    with one action tells of the others by as much as they differ, and no distance between actions has to be set by hand.
+
+    Attributes:
+      kernel: any kernel; what it makes of the actions themselves stays.
+      effect: `[A, l]` d, mean displacement of the state by each action, or 0.
+
+    Examples:
+      >>> left, right = (kqljax.Pair(jnp.array([place]), action) for place, action in zip((0.2, -0.2), jnp.eye(2)))
+      >>> kernel = kqljax.Afterstate(kqljax.TwoScale(eta_action=0.0), effect=jnp.array([[-0.2], [0.2]]))
+      >>> float(kernel.evaluate(left, right))  # from 0.2 to the left and from -0.2 to the right: both lead to 0
+      1.0
+    """
+
+    kernel: Kernel
+    effect: Any = 0.0
+
+    def _after(self, pair: Pair) -> Pair:
+        effect = jnp.asarray(self.effect, pair.obs.dtype)
+        if effect.ndim == 0:
+            return pair._replace(obs=pair.obs + effect)
+        expected = (pair.action.shape[-1], pair.obs.shape[-1])
+        if effect.shape != expected:
+            raise ValueError(
+                f"Afterstate has effects of shape {effect.shape}, the pairs need {expected}: one displacement of the state for "
+                "each action."
+            )
+        return pair._replace(obs=pair.obs + jnp.sum(pair.action[:, None] * effect, axis=0))
+
+    def evaluate(self, x: Pair, y: Pair) -> Array:
+        return self.kernel.evaluate(self._after(x), self._after(y))
+
+
 class Linear(Kernel):
     """Linear kernel of the paper's section 6.1, [s, a].[s', a'] / (2 (l + 1)) + 1/2.
 

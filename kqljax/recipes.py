@@ -25,8 +25,8 @@ from kqljax import rollout
 from kqljax.arrays import in_dtype
 from kqljax.config import KQLConfig
 from kqljax.errors import is_known, unknown_name
-from kqljax.fitting import FIRST_FIT, fit_counts, fit_kernel
-from kqljax.kernels import Kernel, TwoScale
+from kqljax.fitting import FIRST_FIT, fit_counts, fit_kernel, is_fittable
+from kqljax.kernels import Afterstate, Kernel, TwoScale
 from kqljax.kql import kql_act, kql_grow, kql_init, kql_step
 from kqljax.pytrees import register
 from kqljax.rollout import Carry, RunKeys, TrainLog
@@ -67,21 +67,37 @@ class Recipe:
 
     def config(self, task: Task, horizon: int, **overrides: Any) -> KQLConfig:
         """The config that a run of `horizon` steps begins with."""
-        kernel = None if self.kernel is None else self.kernel_for(task.obs_dim)
+        kernel = self.kernel_for(task.obs_dim, task.num_actions)
         return task.config(**{"kernel": kernel, "horizon": horizon, "gamma": self.gamma, "backups": self.backups} | overrides)
 
-    def kernel_for(self, obs_dim: int) -> Kernel | None:
-        """The kernel to begin with, with a width for each coordinate where widths will be fitted."""
-        if not isinstance(self.kernel, TwoScale):
-            return self.kernel
-        eta = self.kernel.eta
-        # In numpy where that can be: a jax array would take the precision that jax has enabled now.
-        widths = np.full(obs_dim, eta, np.float64) if is_known(eta) and np.ndim(eta) == 0 else jnp.broadcast_to(eta, (obs_dim,))
-        return dataclasses.replace(self.kernel, eta=widths)
+    def kernel_for(self, obs_dim: int, num_actions: int) -> Kernel | None:
+        """The kernel to begin with, with a width for each coordinate and an effect of each action where they will be fitted."""
+        kernel = self.kernel
+        if isinstance(kernel, Afterstate) and isinstance(kernel.kernel, TwoScale):
+            effect = _filled(kernel.effect, (num_actions, obs_dim))
+            return dataclasses.replace(kernel, kernel=_with_widths(kernel.kernel, obs_dim), effect=effect)
+        return _with_widths(kernel, obs_dim) if isinstance(kernel, TwoScale) else kernel
+
+
+def _with_widths(kernel: TwoScale, obs_dim: int) -> TwoScale:
+    return dataclasses.replace(kernel, eta=_filled(kernel.eta, (obs_dim,)))
+
+
+def _filled(value: Any, shape: tuple[int, ...]) -> Any:
+    """An array with `value` in every entry."""
+    # In numpy where that can be: a jax array would take the precision that jax has enabled now.
+    return np.full(shape, value, np.float64) if is_known(value) and np.ndim(value) == 0 else jnp.broadcast_to(value, shape)
 
 
 PAPER = Recipe(name="paper")
-ROBUST = Recipe(name="robust", gamma=0.97, backups=2, kernel=TwoScale(), first_fit=FIRST_FIT, bonus=0.5)
+ROBUST = Recipe(
+    name="robust",
+    gamma=0.97,
+    backups=2,
+    kernel=Afterstate(TwoScale(eta_action=0.002, share=0.01)),
+    first_fit=FIRST_FIT,
+    bonus=0.5,
+)
 
 RECIPES = {recipe.name: recipe for recipe in (PAPER, ROBUST)}
 
@@ -152,7 +168,7 @@ def train(
     the state is at any time what Algorithm 1 holds after the same transitions with the kernel of now.
 
     Args:
-      cfg: of `Recipe.config`; its kernel is a `TwoScale` with a width for each coordinate.
+      cfg: of `Recipe.config`; its kernel is an `Afterstate` of a `TwoScale`, or a `TwoScale`, with a width for each coordinate.
       first_fit: None for no fits.
       bonus: share of beta in the evaluations of `eval_at`.
 
@@ -161,15 +177,15 @@ def train(
       >>> task = kqljax.make_task("MountainCar-v0")
       >>> cfg = recipes.ROBUST.config(task, horizon=20)
       >>> run = jax.jit(lambda key: recipes.train(task, cfg, key, first_fit=10))(jax.random.key(0))
-      >>> int(run.state.state.num_stored), run.state.kernel.eta.shape
-      (20, (2,))
+      >>> int(run.state.state.num_stored), run.state.kernel.kernel.eta.shape, run.state.kernel.effect.shape
+      (20, (2,), (3, 2))
     """
     num_steps = cfg.horizon if num_steps is None else num_steps
     rollout.check_run(cfg, num_steps, eval_at)
     fits = () if first_fit is None else fit_counts(num_steps, first_fit)
-    if fits and not isinstance(cfg.kernel, TwoScale):
+    if fits and not is_fittable(cfg.kernel):
         raise ValueError(
-            f"only the widths of TwoScale can be fitted, the config's kernel is {type(cfg.kernel).__name__}. "
+            f"only TwoScale, and Afterstate of it, can be fitted, the config's kernel is {type(cfg.kernel).__name__}. "
             "Take the kernel of recipes.ROBUST, or first_fit=None."
         )
     if fits and cfg.features is not None:
@@ -190,7 +206,7 @@ def train(
     for stop, capacity in zip(stops, capacities, strict=True):
         if done in fits:
             seen = _joined(parts)
-            cfg = dataclasses.replace(cfg, kernel=fit_kernel(cfg.kernel, seen))  # type: ignore[arg-type]
+            cfg = dataclasses.replace(cfg, kernel=fit_kernel(cfg.kernel, seen))
             carry = _learn_anew(task, cfg, carry, seen, keys)
         if capacity > carry.state.capacity:
             carry = carry._replace(state=kql_grow(carry.state, capacity, is_full=True))

@@ -61,6 +61,19 @@ def _two_scale(etas, eta_action, share, ratio):
     return kernel
 
 
+def _afterstate(effect, inner):
+    def kernel(x, y, length):
+        def moved(points):
+            return np.concatenate([points[:, :length] + points[:, length:] @ effect, points[:, length:]], axis=1)
+
+        return inner(moved(x), moved(y), length)
+
+    return kernel
+
+
+EFFECT = np.array([[0.3, -0.1], [0.0, 0.2], [-0.3, 0.0]])
+
+
 def _both(left, right, combine):
     return lambda x, y, length: combine(left(x, y, length), right(x, y, length))
 
@@ -76,6 +89,7 @@ KERNELS = {
         _two_scale([0.5, 2.0], 0.1, 0.2, 5.0),
         1,
     ),
+    "afterstate": (kqljax.Afterstate(kqljax.RBF(eta=0.3), effect=EFFECT), _afterstate(EFFECT, _rbf(0.3)), 3),
     "linear": (kqljax.Linear(), _linear, 1),
     "matern32": (kqljax.Matern32(length_scale=0.8), _matern32(0.8), 2),
     "matern52": (kqljax.Matern52(length_scale=1.5), _matern52(1.5), 2),

@@ -177,8 +177,10 @@ def test_the_kernel_is_fitted_on_the_way():
     rows = {name: values[:40] for name, values in agent.history.items()}
     scaled = [(rows[name] - [-0.3, 0.0]) / [0.9, 0.07] for name in ("obs", "next_obs")]
     seen = kqljax.Transition(scaled[0], rows["action"], rows["reward"], scaled[1], rows["terminated"])
-    eta = fit_kernel(kqljax.TwoScale(), jax.tree.map(np.asarray, seen)).eta
-    np.testing.assert_allclose(agent.config.kernel.eta, eta, rtol=1e-6)  # the environment has its bounds in float32
+    found, wanted = agent.config.kernel, fit_kernel(ROBUST.kernel_for(2, 3), jax.tree.map(np.asarray, seen))
+    np.testing.assert_allclose(found.kernel.eta, wanted.kernel.eta, rtol=1e-6)  # the environment has its bounds in float32
+    np.testing.assert_allclose(found.effect, wanted.effect, atol=1e-6)
+    assert np.abs(found.effect).max() > 0
     # The state is that of all transitions with the kernel of now, and so was the action after the fit.
     np.testing.assert_allclose(agent.state.q_tilde, reference(agent).q_tilde, atol=1e-7)
     action, _ = kqljax.kql_act(agent.config, reference(agent, 40), (agent.history["obs"][40] - [-0.3, 0.0]) / [0.9, 0.07])
@@ -317,6 +319,7 @@ def test_one_jitted_call_a_step_and_one_compile_a_run(car, monkeypatch):
 
     advance, act = count("advance"), count("act")
     compiled = advance._cache_size(), act._cache_size()
-    KQL("MountainCar-v0", gamma=0.9, kernel=kqljax.TwoScale(eta=np.array([0.3, 0.5])), seed=4).learn(STEPS)
+    kernel = dataclasses.replace(ROBUST.kernel_for(2, 3), effect=np.full((3, 2), 0.1))
+    KQL("MountainCar-v0", gamma=0.9, kernel=kernel, seed=4).learn(STEPS)
     assert calls == ["act"] + ["advance"] * STEPS
     assert (advance._cache_size(), act._cache_size()) == compiled  # numbers are leaves: what `car` compiled serves

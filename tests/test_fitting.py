@@ -22,7 +22,7 @@ def _evidence(seen, eta, eta_action, noise):
     kept = ~np.asarray(seen.terminated)
     obs, action = np.asarray(seen.obs)[kept], np.asarray(seen.action)[kept]
     deviation, reach = np.asarray(seen.obs).std(axis=0), np.ptp(np.asarray(seen.obs), axis=0) / 2
-    spread = np.sqrt(deviation * reach)
+    spread = np.maximum(np.sqrt(deviation * reach), fitting.LEAST_SPREAD)
     steps = (np.asarray(seen.next_obs) - np.asarray(seen.obs))[kept] / spread
     steps = (steps - steps.mean(axis=0)) / steps.std(axis=0)
     scaled = obs / spread
@@ -62,9 +62,9 @@ def test_rough_steps_make_narrow_kernels():
     assert np.all(np.asarray(rough.eta) > 3 * np.asarray(smooth.eta))
 
 
-def test_units_do_not_matter():
+def test_units_do_not_matter_where_states_spread():
     plain = _steps(150, lambda obs: 0.1 * jnp.sin(3 * obs))
-    factor = jnp.array([1.0, 0.01])
+    factor = jnp.array([1.0, 0.5])
     other = plain._replace(obs=plain.obs * factor, next_obs=plain.next_obs * factor)
     first, second = (fitting.fit_kernel(kqljax.TwoScale(), seen).eta for seen in (plain, other))
     np.testing.assert_allclose(second * factor**2, first, rtol=1e-6)
@@ -123,3 +123,54 @@ def test_counts_double():
     assert fitting.fit_counts(1000) == (125, 250, 500)
     assert fitting.fit_counts(125) == ()
     assert fitting.fit_counts(1001, 125) == (125, 250, 500, 1000)
+
+
+def test_a_coordinate_that_hardly_moved_is_not_narrow():
+    still = _steps(150, lambda obs: 0.1 * obs, spread=(1.0, 0.001))
+    spread = fitting.spread_of(still.obs, 150)
+    assert spread[1] == fitting.LEAST_SPREAD < spread[0]
+    eta = fitting.fit_kernel(kqljax.TwoScale(), still).eta
+    np.testing.assert_allclose(eta[1] / eta[0], (spread[0] / spread[1]) ** 2)
+
+
+def _pushed(count, effect, seed=2, ends=False):
+    """Steps that are a curved function of the state and a push by the action; where an episode ends, anything."""
+    drawn = random_transitions(count, seed)
+    next_obs = drawn.obs + 0.1 * jnp.sin(2 * drawn.obs) + jnp.asarray(effect)[drawn.action]
+    wild = jnp.where(drawn.terminated[:, None], 5.0, next_obs)
+    return drawn._replace(next_obs=wild if ends else next_obs, terminated=drawn.terminated & ends)
+
+
+EFFECT = np.array([[0.05, 0.0], [0.0, -0.02], [-0.05, 0.02]])
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_effects_of_actions(ends):
+    kernel = kqljax.Afterstate(kqljax.TwoScale(), effect=np.zeros((3, 2)))
+    found = fitting.fit_kernel(kernel, _pushed(200, EFFECT, ends=ends)).effect
+    np.testing.assert_allclose(found, EFFECT, atol=2e-3)
+
+
+def test_effects_are_those_of_the_model():
+    seen, eta = _pushed(40, EFFECT), np.array([0.3, 0.7])
+    obs, taken = np.asarray(seen.obs) * np.sqrt(eta), np.eye(3)[np.asarray(seen.action)]
+    steps = np.asarray(seen.next_obs - seen.obs)
+    matrix = np.exp(-((obs[:, None] - obs) ** 2).sum(axis=-1)) + taken @ taken.T + fitting.NOISE * np.eye(40)
+    wanted = taken.T @ np.linalg.solve(matrix, steps - steps.mean(axis=0))
+    found = fitting.effects_of_actions(seen, 40, jnp.asarray(eta), 3)
+    np.testing.assert_allclose(found, wanted - wanted.mean(axis=0), atol=1e-9)
+
+
+def test_an_action_that_was_never_taken_has_no_effect():
+    seen = _pushed(100, EFFECT)
+    seen = seen._replace(action=seen.action % 2, next_obs=seen.obs + jnp.asarray(EFFECT)[seen.action % 2])
+    found = fitting.effects_of_actions(seen, 100, jnp.ones(2), 3)
+    np.testing.assert_array_equal(found[2], 0.0)
+    np.testing.assert_allclose(found[0] - found[1], EFFECT[0] - EFFECT[1], atol=1e-3)
+
+
+def test_effects_that_are_not_numbers_are_not_taken():
+    seen = _pushed(30, EFFECT)
+    broken = seen._replace(next_obs=seen.next_obs.at[3, 0].set(jnp.nan))
+    kernel = kqljax.Afterstate(kqljax.TwoScale(eta=np.full(2, 0.5)), effect=np.full((3, 2), 0.25))
+    np.testing.assert_array_equal(fitting.fit_kernel(kernel, broken).effect, kernel.effect)

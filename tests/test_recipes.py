@@ -43,7 +43,8 @@ def test_the_state_is_that_of_the_same_transitions_with_the_last_kernel(run):
     # Fits at 10 and 20; the kernel from 20 on, and what it makes of all transitions, from plain steps.
     first = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *transitions[:20])
     kernel = fitting.fit_kernel(cfg.kernel, first)
-    np.testing.assert_allclose(found.state.kernel.eta, kernel.eta, rtol=1e-9)
+    np.testing.assert_allclose(found.state.kernel.kernel.eta, kernel.kernel.eta, rtol=1e-9)
+    np.testing.assert_allclose(found.state.kernel.effect, kernel.effect, atol=1e-9)
     fixed = dataclasses.replace(cfg, kernel=kernel)
     state, step = kqljax.kql_init(fixed, task.obs_dim), jax.jit(kqljax.kql_step)
     for transition in transitions:
@@ -129,5 +130,5 @@ def test_unknown_recipe():
 
 def test_a_kernel_that_cannot_be_fitted():
     task = kqljax.make_task("MountainCar-v0")
-    with pytest.raises(ValueError, match="only the widths of TwoScale can be fitted"):
+    with pytest.raises(ValueError, match="only TwoScale, and Afterstate of it, can be fitted"):
         recipes.train(task, task.config(horizon=20), jax.random.key(0), first_fit=5)

@@ -123,7 +123,7 @@ def test_the_page_of_an_agent(agent_path):
     text = agent_path.read_text()
     for words in (
         "KQL in MountainCar-v0",
-        "TwoScale(eta=array([0.5, 0.5])",
+        "Afterstate(kernel=TwoScale(eta=array([0.5, 0.5])",
         "60 steps of learning",
         'id="maps"',
         'id="dimensions"',

@@ -135,7 +135,7 @@ class KQL:
         # A kernel or features that are given stay as they are.
         first_fit = recipe.first_fit if kernel is None and features is None else None
         if kernel is None:
-            kernel = recipe.kernel_for(self._observations.obs_dim) if first_fit is not None else None
+            kernel = recipe.kernel_for(self._observations.obs_dim, len(self.actions)) if first_fit is not None else None
         kernel = RBF(eta=preset.eta if preset is not None else 0.02) if kernel is None else kernel
         if isinstance(features, str) and features == "auto":
             features = make_features(kernel, sampled, self._observations.obs_dim, len(self.actions))

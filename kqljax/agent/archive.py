@@ -41,9 +41,9 @@ def _known() -> dict[str, type]:
     from kqljax.posterior import gram, weights
 
     classes: list[type] = [
-        kernels.RBF, kernels.TwoScale, kernels.Linear, kernels.Matern32, kernels.Matern52, kernels.Scaled, kernels.Sum,
-        kernels.Product, kernels.Pair, config.KQLConfig, kql.KQLState, gram.GramPosterior, gram.Table, weights.WeightPosterior,
-        LinearMap, TaylorMap, FourierMap, DictionaryMap, OnlineDictionaryMap, Points,
+        kernels.RBF, kernels.TwoScale, kernels.Afterstate, kernels.Linear, kernels.Matern32, kernels.Matern52, kernels.Scaled,
+        kernels.Sum, kernels.Product, kernels.Pair, config.KQLConfig, kql.KQLState, gram.GramPosterior, gram.Table,
+        weights.WeightPosterior, LinearMap, TaylorMap, FourierMap, DictionaryMap, OnlineDictionaryMap, Points,
     ]  # fmt: skip
     # Two tables, one name.
     return {each.__name__: each for each in classes} | {"WeightTable": weights.Table}

@@ -233,8 +233,9 @@ class Learner:
         fitted = self._num_fitted()
         if fitted:
             with jax.enable_x64(True):
-                eta = online.fit(self._cfg.kernel, self._scaling, self.history.padded(), np.int32(fitted)).eta
-            kernel: Any = dataclasses.replace(self.cfg.kernel, eta=np.asarray(eta))  # type: ignore[type-var]
+                found = online.fit(self._cfg.kernel, self._scaling, self.history.padded(), np.int32(fitted))
+            # What is fitted are arrays; the numbers beside them stay as they were given.
+            kernel = jax.tree.map(lambda old, new: np.asarray(new) if np.ndim(new) else old, self.cfg.kernel, found)
             self.cfg = dataclasses.replace(self.cfg, kernel=kernel)
             self._prepare()
         with jax.enable_x64(True):
