@@ -1,5 +1,7 @@
 """The benchmarks' quick modes, so that they cannot rot, and the reference they time against."""
 
+import json
+
 import beyond
 import check
 import headline
@@ -63,6 +65,11 @@ def test_recipe(capsys, tmp_path):
     # What is there is not run again.
     again = recipe.main(["--smoke", "--parts", "ablation", "--out", str(tmp_path)])
     assert again["results"] == document["results"]
+    # But for what was made with another recipe, which is dropped.
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(again | {"recipes": again["recipes"] | {"one backup": "Recipe(name='other')"}}))
+    left = recipe.main(["--smoke", "--parts", "table", "--out", str(tmp_path)])
+    assert left["results"] == [record for record in document["results"] if record["variant"] != "one backup"]
 
 
 def test_kovi(capsys):

@@ -98,6 +98,11 @@ def test_tables_of_the_recipe_are_the_committed_results(part):
     assert not any(entry["unsound"] for entry in committed["summary"])
 
 
+def test_results_of_the_recipe_are_of_the_recipe_of_now():
+    committed = json.loads((ROOT / "benchmarks" / "results" / "recipe.json").read_text())
+    assert committed["recipes"] == {name: repr(made) for name, made in recipe.VARIANTS.items()}
+
+
 def test_readme_has_the_committed_table_of_the_recipe():
     committed = json.loads((ROOT / "benchmarks" / "results" / "recipe.json").read_text())
     assert recipe.table(committed, "table") in (ROOT / "README.md").read_text()
