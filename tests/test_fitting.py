@@ -174,3 +174,8 @@ def test_effects_that_are_not_numbers_are_not_taken():
     broken = seen._replace(next_obs=seen.next_obs.at[3, 0].set(jnp.nan))
     kernel = kqljax.Afterstate(kqljax.TwoScale(eta=np.full(2, 0.5)), effect=np.full((3, 2), 0.25))
     np.testing.assert_array_equal(fitting.fit_kernel(kernel, broken).effect, kernel.effect)
+
+
+def test_effects_need_a_place():
+    with pytest.raises(ValueError, match=r"effect of shape \(\), a fit needs a displacement for each action.*jnp.zeros"):
+        fitting.fit_kernel(kqljax.Afterstate(kqljax.TwoScale()), _pushed(10, EFFECT))
