@@ -94,8 +94,8 @@ def fit_kernel(kernel: Any, seen: Transition, count: Array | int | None = None) 
     if isinstance(kernel, Afterstate):
         if jnp.ndim(kernel.effect) != 2:
             raise ValueError(
-                f"Afterstate has an effect of shape {jnp.shape(kernel.effect)}, a fit needs a displacement for each action, [A, l]: "
-                "begin with effect=jnp.zeros((A, l)), or take the kernel of Recipe.config."
+                f"Afterstate has an effect of shape {jnp.shape(kernel.effect)}, a fit needs a displacement for each action, "
+                "[A, l]: begin with effect=jnp.zeros((A, l)), or take the kernel of Recipe.config."
             )
         inner = _with_widths(kernel.kernel, seen, count)
         effect = effects_of_actions(seen, count, inner.eta, jnp.shape(kernel.effect)[0])
