@@ -147,7 +147,7 @@ def _robust() -> Algorithm:
         "kql-robust",
         recipe.config,
         functools.partial(recipes.train, first_fit=recipe.first_fit),
-        functools.partial(recipes.evaluate, bonus=recipe.bonus),
+        recipes.evaluate,
         _kql_is_sound,
         chunk=1,
         training=1.5,

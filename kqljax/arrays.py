@@ -31,6 +31,13 @@ def few_columns(matrix: Array, columns: Array) -> Array:
     return dot(matrix, pad(columns, -width % 4, 1))[:, :width]
 
 
+@jax.custom_batching.sequential_vmap
+def cholesky(matrix: Array) -> Array:
+    """Cholesky factor of one matrix, and of many one after the other: LAPACK's batched calls wait for ever (jax 0.10) where two
+    CPU devices make them at once."""
+    return jnp.linalg.cholesky(matrix)
+
+
 def pad(array: Array, more: int, *axes: int) -> Array:
     """The array with `more` zeros at the end of each of the axes."""
     if not more:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from kqljax.arrays import dot
+from kqljax.arrays import cholesky, dot
 from kqljax.kernels import Afterstate, Kernel, TwoScale
 from kqljax.state import Transition
 
@@ -186,7 +186,7 @@ def evidence_of_steps(seen: Transition, count: Array | int, spread: Array, etas:
     both = jnp.where(of.is_used[:, None] & of.is_used, agreement, 0.0)
 
     def one(eta: Array) -> Array:
-        factor = _cholesky(both * jnp.exp(-eta * distance) + _ridge(of))
+        factor = cholesky(both * jnp.exp(-eta * distance) + _ridge(of))
         white = solve_triangular(factor, steps, lower=True)
         variance = jnp.sum(white**2, axis=0) / of.number
         fit = -0.5 * of.number * jnp.sum(jnp.log(jnp.maximum(variance, _TINY**2)))
@@ -205,14 +205,8 @@ def effects_of_actions(seen: Transition, count: Array | int, eta: Array, num_act
     taken = jnp.where(of.is_used[:, None], jax.nn.one_hot(of.action, num_actions, dtype=of.obs.dtype), 0.0)
     both = of.is_used[:, None] & of.is_used
     states = jnp.where(both, jnp.exp(-_distances(of.obs * jnp.sqrt(eta))), 0.0)
-    factor = _cholesky(states + dot(taken, taken.T) + _ridge(of))
+    factor = cholesky(states + dot(taken, taken.T) + _ridge(of))
     effect = dot(taken.T, cho_solve((factor, True), of.steps))
     is_taken = jnp.any(taken > 0, axis=0)[:, None]
     mean = jnp.sum(effect, axis=0) / jnp.maximum(jnp.sum(is_taken), 1)
     return jnp.where(is_taken, effect - mean, 0.0)
-
-
-@jax.custom_batching.sequential_vmap
-def _cholesky(matrix: Array) -> Array:
-    """One after the other under vmap, for the reason that `posterior.weights` has for its QR."""
-    return jnp.linalg.cholesky(matrix)

@@ -124,7 +124,7 @@ def kql_act(cfg: KQLConfig, state: KQLState, obs: Any, key: Array | None = None)
     q_hat, width = kql_predict(cfg, state, obs)
     cfg = in_dtype(cfg, q_hat.dtype)
     q_tilde = optimistic(cfg, q_hat, width**2)
-    return _choose(cfg, q_tilde, key), q_tilde
+    return choose(cfg, q_tilde, key), q_tilde
 
 
 def kql_policy(cfg: KQLConfig, state: KQLState) -> Callable[[Any, Array | None], tuple[Array, Array]]:
@@ -147,12 +147,12 @@ def kql_policy(cfg: KQLConfig, state: KQLState) -> Callable[[Any, Array | None],
 
     def act(obs: Any, key: Array | None = None) -> tuple[Array, Array]:
         q_tilde = optimistic(cfg, *engine.ask(frozen, checks.check_obs(state, obs)))
-        return _choose(cfg, q_tilde, key), q_tilde
+        return choose(cfg, q_tilde, key), q_tilde
 
     return act
 
 
-def _choose(cfg: KQLConfig, q_tilde: Array, key: Array | None) -> Array:
+def choose(cfg: KQLConfig, q_tilde: Array, key: Array | None) -> Array:
     """Line 9: an action `[]` of maximal Q-tilde `[A]`; -1 where a value is not a number."""
     # What rounding cannot tell apart is a tie: at first all actions are worth the cap, and features sum up to it in an
     # order of their own for each action.
@@ -206,7 +206,7 @@ def kql_step_and_act(
     """
     state, info, q_tilde = _learn(cfg, state, transition, checks.check_obs(state, obs))
     assert q_tilde is not None
-    return state, info, _choose(cfg, q_tilde, key), q_tilde
+    return state, info, choose(cfg, q_tilde, key), q_tilde
 
 
 def _learn(
@@ -282,11 +282,11 @@ def _backup(cfg: KQLConfig, state: KQLState, is_wanted: Array) -> KQLState:
     """One more Bellman backup on the stored transitions: new targets, weights and values, same widths."""
     solved = cfg.engine.solve(state.posterior, state.table, targets_of(cfg, state))
 
-    def choose(new: Array, old: Array) -> Array:
+    def pick(new: Array, old: Array) -> Array:
         # Most arrays are the same object before and after: a select over them could become a copy.
         return old if new is old else jnp.where(is_wanted, new, old)
 
-    posterior, table = jax.tree.map(choose, solved, (state.posterior, state.table))
+    posterior, table = jax.tree.map(pick, solved, (state.posterior, state.table))
     return state._replace(posterior=posterior, table=table, q_tilde=optimistic(cfg, table.mean, table.width_sq))
 
 
@@ -297,10 +297,11 @@ def optimistic(cfg: KQLConfig, q_hat: Array, width_sq: Array) -> Array:
 
 def targets_of(cfg: KQLConfig, state: KQLState) -> Array:
     """y_tau = r_tau + gamma max_a Q-tilde[tau][a] `[T]`, the terminal value where the task ended; 0 in empty slots."""
-    return jnp.where(state.posterior.is_taken, _bellman(cfg, state.reward, state.terminated, state.q_tilde), 0.0)
+    return jnp.where(state.posterior.is_taken, targets_from(cfg, state.reward, state.terminated, state.q_tilde), 0.0)
 
 
-def _bellman(cfg: KQLConfig, reward: Array, terminated: Array, q_tilde: Array) -> Array:
+def targets_from(cfg: KQLConfig, reward: Array, terminated: Array, q_tilde: Array) -> Array:
+    """y `[T]` from rewards, ends and values `[T, A]` of the states reached."""
     return reward + cfg.gamma * jnp.where(terminated, cfg.terminal_value, jnp.max(q_tilde, axis=-1))
 
 
@@ -345,7 +346,7 @@ def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int, is_wanted: Array) 
     q_tilde = optimistic(cfg, mean, width_sq)
     action = cut(posterior.action)
     is_taken = jnp.sum(action, axis=-1) > 0
-    targets = jnp.where(is_taken, _bellman(cfg, cut(state.reward), cut(state.terminated), q_tilde), 0.0)
+    targets = jnp.where(is_taken, targets_from(cfg, cut(state.reward), cut(state.terminated), q_tilde), 0.0)
     change = jnp.where(is_wanted, targets - cut(posterior.targets), 0.0)[:, None] * action
     return state._replace(
         posterior=posterior._replace(

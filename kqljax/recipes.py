@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kqljax import rollout
+from kqljax import checks, rollout
 from kqljax.arrays import in_dtype
+from kqljax.committee import Panel, committee_policy, convene
 from kqljax.config import KQLConfig
 from kqljax.errors import is_known, unknown_name
 from kqljax.fitting import FIRST_FIT, fit_counts, fit_kernel, is_fittable
@@ -36,7 +37,7 @@ from kqljax.tasks import Task
 Array = jax.Array
 
 
-@functools.partial(register, static=("name", "backups", "first_fit"))
+@functools.partial(register, static=("name", "backups", "first_fit", "committee"))
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How to run KQL.
@@ -49,7 +50,8 @@ class Recipe:
       backups: Bellman backups a step.
       kernel: what a run begins with; None is the paper's RBF with the task's own width.
       first_fit: transitions before the kernel is fitted for the first time, then at twice as many each time; None is never.
-      bonus: share of beta with which the finished policy is asked: learning needs all of it, acting finds nothing out.
+      committee: kernels that decide together when the run is over (`kqljax.committee`); None is the policy that learning
+        follows, which maximises Q-tilde.
 
     Examples:
       >>> from kqljax.recipes import PAPER, ROBUST
@@ -63,7 +65,7 @@ class Recipe:
     backups: int = KQLConfig.backups
     kernel: Kernel | None = None
     first_fit: int | None = None
-    bonus: Any = 1.0
+    committee: Panel | None = None
 
     def config(self, task: Task, horizon: int, **overrides: Any) -> KQLConfig:
         """The config that a run of `horizon` steps begins with."""
@@ -94,9 +96,9 @@ ROBUST = Recipe(
     name="robust",
     gamma=0.97,
     backups=2,
-    kernel=Afterstate(TwoScale(eta_action=0.002, share=0.01)),
+    kernel=Afterstate(TwoScale(eta_action=0.002, share=0.1)),
     first_fit=FIRST_FIT,
-    bonus=0.5,
+    committee=Panel(),
 )
 
 RECIPES = {recipe.name: recipe for recipe in (PAPER, ROBUST)}
@@ -131,9 +133,9 @@ class Fitted(NamedTuple):
     kernel: Kernel
     state: KQLState
 
-    def config(self, cfg: KQLConfig, bonus: Any = 1.0) -> KQLConfig:
-        """The config with the fitted kernel and a share of beta: what `kql_act` and the others want beside `state`."""
-        return dataclasses.replace(cfg, kernel=self.kernel, beta=bonus * cfg.beta)
+    def config(self, cfg: KQLConfig) -> KQLConfig:
+        """The config with the fitted kernel: what `kql_act` and the others want beside `state`."""
+        return dataclasses.replace(cfg, kernel=self.kernel)
 
 
 class FittedRun(NamedTuple):
@@ -157,7 +159,7 @@ def train(
     num_steps: int | None = None,
     *,
     first_fit: int | None = ROBUST.first_fit,
-    bonus: Any = ROBUST.bonus,
+    committee: Panel | None = ROBUST.committee,
     dtype: Any = None,
     eval_at: tuple[int, ...] = (),
     eval_episodes: int = 20,
@@ -170,7 +172,7 @@ def train(
     Args:
       cfg: of `Recipe.config`; its kernel is an `Afterstate` of a `TwoScale`, or a `TwoScale`, with a width for each coordinate.
       first_fit: None for no fits.
-      bonus: share of beta in the evaluations of `eval_at`.
+      committee: of the policy that is evaluated at the steps of `eval_at`.
 
     Examples:
       >>> from kqljax import recipes
@@ -190,7 +192,7 @@ def train(
         )
     if fits and cfg.features is not None:
         raise ValueError("features are made for one kernel, which a fit would change: give first_fit=None, or no features.")
-    if not fits:
+    if not fits and not (eval_at and committee is not None):
         plain = rollout.train(task, cfg, key, num_steps, dtype=dtype, eval_at=eval_at, eval_episodes=eval_episodes)
         return FittedRun(Fitted(cfg.kernel, plain.state), plain.log, plain.curve)
     keys = rollout.split_key(key)
@@ -222,16 +224,27 @@ def train(
         if stop in eval_at:
             eval_key = jax.random.fold_in(keys.evaluate, stop)
             fitted = Fitted(cfg.kernel, carry.state)
-            curve.append(evaluate(task, cfg, fitted, eval_key, eval_episodes, bonus=bonus))
+            curve.append(evaluate(task, cfg, fitted, eval_key, eval_episodes, committee=committee))
     returns = jnp.stack(curve) if curve else jnp.zeros((0, eval_episodes))
     return FittedRun(Fitted(cfg.kernel, carry.state), _joined(logs), returns)
 
 
 def evaluate(
-    task: Task, cfg: KQLConfig, fitted: Fitted, key: Array, num_episodes: int = 100, *, bonus: Any = ROBUST.bonus
+    task: Task,
+    cfg: KQLConfig,
+    fitted: Fitted,
+    key: Array,
+    num_episodes: int = 100,
+    *,
+    committee: Panel | None = ROBUST.committee,
 ) -> Array:
-    """`kqljax.evaluate` with the fitted kernel and the recipe's share of the bonus."""
-    return rollout.evaluate(task, fitted.config(cfg, bonus), fitted.state, key, num_episodes)
+    """`kqljax.evaluate` with the fitted kernel, and with the recipe's committee where it has one."""
+    cfg = fitted.config(cfg)
+    if committee is None:
+        return rollout.evaluate(task, cfg, fitted.state, key, num_episodes)
+    checks.whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
+    policy = committee_policy(cfg, convene(cfg, fitted.state, committee))
+    return rollout.rollout_returns(task, lambda obs, key: policy(obs, key)[0], key, num_episodes)
 
 
 def _joined(parts: list[Any]) -> Any:

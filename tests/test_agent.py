@@ -14,6 +14,7 @@ from gymnasium import spaces
 import kqljax
 from kqljax import KQL
 from kqljax.agent import online
+from kqljax.committee import committee_policy, convene
 from kqljax.fitting import fit_kernel
 from kqljax.recipes import ROBUST
 
@@ -78,8 +79,32 @@ def test_values(car):
     np.testing.assert_allclose(q_tilde, np.clip(q_hat + car.config.beta * width, 0, CAP))
     np.testing.assert_allclose(car.q_values(grid), q_tilde)
     assert car.q_values(grid[0]).shape == (3,)
-    best, asked = car.predict(grid)[0], np.clip(q_hat + ROBUST.bonus * car.config.beta * width, 0, CAP)
-    np.testing.assert_allclose(asked[np.arange(5), best], asked.max(axis=1), atol=1e-9)
+
+
+def test_the_finished_policy_is_the_committees(car):
+    grid = np.random.default_rng(0).uniform([-1.2, -0.07], [0.6, 0.07], (5, 2))
+    scaled = (grid - [-0.3, 0.0]) / [0.9, 0.07]
+    act = committee_policy(car.config, convene(car.config, car.state, ROBUST.committee))
+    values = np.stack([act(obs)[1] for obs in scaled])
+    best = car.predict(grid)[0]
+    np.testing.assert_allclose(values[np.arange(5), best], values.max(axis=1), atol=1e-4)
+
+
+def test_the_committee_is_of_what_was_learned_last():
+    agent = KQL("MountainCar-v0", seed=3, horizon=60).learn(20)
+    agent.predict(np.zeros(2))
+    before = agent._learner._met[1].weights
+    agent.predict(np.ones(2))
+    assert agent._learner._met[1].weights is before
+    agent.learn(20)
+    agent.predict(np.zeros(2))
+    assert int(np.count_nonzero(np.any(agent._learner._met[1].pairs.action, axis=1))) == 40
+
+
+def test_a_discount_of_ones_own_is_the_committees_too():
+    assert KQL("MountainCar-v0", gamma=0.9)._learner.committee == ROBUST.committee._replace(gamma=0.9)
+    assert KQL("MountainCar-v0", kernel=kqljax.RBF())._learner.committee is None
+    assert KQL("MountainCar-v0", recipe="paper")._learner.committee is None
 
 
 def test_before_learning_everything_is_worth_the_most():

@@ -30,6 +30,8 @@ def path(agent, tmp_path_factory):
 
 def same(one, other):
     np.testing.assert_array_equal(one.q_values(OBS), other.q_values(OBS))
+    assert one._learner.committee == other._learner.committee  # who decides in predict
+    np.testing.assert_array_equal(one.predict(OBS)[0], other.predict(OBS)[0])
     assert (one.seed, one.num_timesteps, one.episode_returns) == (other.seed, other.num_timesteps, other.episode_returns)
     for name, rows in one.history.items():
         np.testing.assert_array_equal(rows, other.history[name])

@@ -42,7 +42,7 @@ def test_maps_show_what_the_agent_believes(car):
 
     np.testing.assert_allclose(shown(value), believed.q_tilde.max(axis=1))
     np.testing.assert_allclose(shown(width), car.config.beta * believed.width[np.arange(81), best], rtol=1e-5)
-    np.testing.assert_array_equal(shown(policy), best)
+    np.testing.assert_array_equal(shown(policy), car.predict(grid)[0])
     for panel in (value, width, policy):
         path = panel.lines[0].get_xydata()
         np.testing.assert_allclose(path, episode.obs)

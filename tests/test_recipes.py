@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import kqljax
-from kqljax import fitting, recipes
+from kqljax import committee, fitting, recipes
+from kqljax.committee import committee_policy, convene
 from kqljax.tasks import TASKS
 
 STEPS, FIRST = 40, 10
@@ -68,10 +69,18 @@ def test_the_action_after_a_fit_is_of_the_new_kernel(run):
 def test_evaluation_is_of_the_fitted_kernel(run):
     task, cfg, found = run
     key = jax.random.key(5)
-    returns = recipes.evaluate(task, cfg, found.state, key, 3)
-    asked = dataclasses.replace(cfg, kernel=found.state.kernel, beta=0.5 * cfg.beta)
-    by_hand = kqljax.evaluate(task, asked, found.state.state, key, 3)
-    np.testing.assert_array_equal(returns, by_hand)
+    fitted = dataclasses.replace(cfg, kernel=found.state.kernel)
+    returns = recipes.evaluate(task, cfg, found.state, key, 3, committee=None)
+    np.testing.assert_array_equal(returns, kqljax.evaluate(task, fitted, found.state.state, key, 3))
+
+
+def test_evaluation_asks_the_committee(run):
+    task, cfg, found = run
+    key = jax.random.key(5)
+    fitted = dataclasses.replace(cfg, kernel=found.state.kernel)
+    act = committee_policy(fitted, convene(fitted, found.state.state, recipes.ROBUST.committee))
+    by_hand = kqljax.rollout_returns(task, lambda obs, key: act(obs, key)[0], key, 3)
+    np.testing.assert_array_equal(recipes.evaluate(task, cfg, found.state, key, 3), by_hand)
 
 
 def test_without_fits_it_is_plain_training():
@@ -106,7 +115,7 @@ def test_the_papers_recipe_is_the_papers():
 
 
 def test_no_task_is_named():
-    text = "".join(inspect.getsource(module) for module in (recipes, fitting))
+    text = "".join(inspect.getsource(module) for module in (recipes, fitting, committee))
     code = re.sub(r'"""[\s\S]*?"""', "", text)
     for name in TASKS:
         base = name.rsplit("-v", 1)[0].lower()

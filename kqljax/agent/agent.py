@@ -62,7 +62,7 @@ class KQL:
         (`kqljax.recipes`, docs/recipe.md). It says what `kernel`, `gamma` and `backups` are where they are not given.
       kernel: kept as it is. Where features are given and no kernel, RBF with the paper's eta, 0.02 (1 for Pendulum).
       horizon: T, the steps that lam and beta are set for; by default those of the first call of `learn`.
-      gamma: discount factor, by default the recipe's.
+      gamma: discount factor, by default the recipe's; one that is given holds for the finished policy too.
       lam: ridge parameter, by default 1 / (10 T).
       beta: confidence width, by default sqrt(lam) / (1 - gamma).
       features: None for the exact engine, whose time is O(t^2) a step; a map of `kqljax.features`, or "auto", for the
@@ -104,6 +104,7 @@ class KQL:
         **options: Any,
     ) -> None:
         recipe = make_recipe(recipe)
+        has_gamma = gamma is not None
         gamma = recipe.gamma if gamma is None else gamma
         check_gamma_and_lam(gamma, 1.0)
         options.setdefault("backups", recipe.backups)
@@ -133,9 +134,12 @@ class KQL:
         elif reward_range is not None and not (isinstance(reward_range, str) and reward_range == "estimate"):
             known_range = check_reward_range(reward_range)
         # A kernel or features that are given stay as they are.
-        first_fit = recipe.first_fit if kernel is None and features is None else None
+        is_whole = kernel is None and features is None and recipe.kernel is not None
+        first_fit, committee = (recipe.first_fit, recipe.committee) if is_whole else (None, None)
+        if committee is not None and has_gamma:
+            committee = committee._replace(gamma=float(gamma))
         if kernel is None:
-            kernel = recipe.kernel_for(self._observations.obs_dim, len(self.actions)) if first_fit is not None else None
+            kernel = recipe.kernel_for(self._observations.obs_dim, len(self.actions)) if is_whole else None
         kernel = RBF(eta=preset.eta if preset is not None else 0.02) if kernel is None else kernel
         if isinstance(features, str) and features == "auto":
             features = make_features(kernel, sampled, self._observations.obs_dim, len(self.actions))
@@ -155,7 +159,7 @@ class KQL:
         # What was given, for the first call of `learn` to know which of lam and beta follow from its number of steps.
         self._horizon, self._lam, self._beta, self._draws = horizon, lam, beta, 0
         self._learner = Learner(
-            cfg, ranges, History(self._observations.obs_dim), dtype, self.seed, has_end, first_fit, recipe.bonus
+            cfg, ranges, History(self._observations.obs_dim), dtype, self.seed, has_end, first_fit, committee
         )
 
     # What there is -------------------------------------------------------------------------------------------------------
@@ -290,9 +294,11 @@ class KQL:
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[np.ndarray, None]:
-        """The action of greatest optimistic value, and None: the signature of Stable-Baselines3.
+        """The action of greatest value, and None: the signature of Stable-Baselines3.
 
-        With the robust recipe half of the bonus counts here: acting finds nothing out. `q_values` has all of it.
+        The value is the optimistic one that `q_values` tells, but with the robust recipe: acting finds nothing out, and kernels
+        of several widths decide together, without a bonus (`kqljax.committee`). They are solved at the first call after
+        `learn`.
 
         Args:
           observation: one of the environment's, or a batch of them `[n, ...]`.
@@ -311,12 +317,21 @@ class KQL:
           >>> int(action) in (0, 1, 2), actions.shape
           (True, (4,))
         """
+        return self.actions[self.choose(observation, deterministic)], None
+
+    def choose(self, observation: Any, deterministic: bool = True) -> np.ndarray:
+        """`predict` as the index `[]`, or `[n]` for a batch, of the action in `actions`.
+
+        Examples:
+          >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
+          >>> agent.choose(np.zeros((4, 2))).shape
+          (4,)
+        """
         self._draws += 1
         obs, is_batch = self._batch(observation)
-        index, _ = self._learner.act(obs, not deterministic, self._draws, self._learner.bonus)
+        index = self._learner.decide(obs, not deterministic, self._draws)
         check_sound(bool(np.all(index >= 0)))
-        chosen = self.actions[index]
-        return (chosen if is_batch else chosen[0]), None
+        return index if is_batch else index[0]
 
     def q_values(self, observation: Any) -> np.ndarray:
         """Optimistic values Q-tilde `[A]`, or `[n, A]` for a batch, in [0, 1 / (1 - gamma)] as rewards are in [0, 1].

@@ -50,7 +50,7 @@ class Posterior(NamedTuple):
     Attributes:
       q_hat: `[..., A]` ridge estimate.
       width: `[..., A]` Gamma-hat; beta times it is the bonus.
-      q_tilde: `[..., A]` optimistic value, which the agent maximises.
+      q_tilde: `[..., A]` optimistic value, which the agent maximises while it learns.
 
     Examples:
       >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)

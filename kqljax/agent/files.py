@@ -11,6 +11,7 @@ from kqljax.agent import archive
 from kqljax.agent.learner import History, Learner
 from kqljax.agent.scaling import Ranges
 from kqljax.agent.spaces import Observations
+from kqljax.committee import Panel
 from kqljax.kernels import Kernel
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def save(agent: KQL, path: str | os.PathLike[str]) -> None:
         "dtype": str(learner.dtype),
         "has_end": learner.has_end,
         "first_fit": learner.first_fit,
-        "bonus": learner.bonus,
+        "committee": None if learner.committee is None else tuple(learner.committee),
         "config": learner.cfg,
         "state": learner.state,
         "ranges": learner.ranges.as_dict(),
@@ -50,7 +51,8 @@ def load_into(agent: KQL, path: str | os.PathLike[str], kernel: Kernel | None) -
     agent.episode_returns = found["episode_returns"].tolist()
     agent.episode_lengths = found["episode_lengths"].tolist()
     history, ranges = History.from_dict(found["history"]), Ranges.from_dict(found["ranges"])
-    # Files of agents from before there were recipes do not have the last two.
-    given = found["dtype"], agent.seed, found["has_end"], found.get("first_fit"), found.get("bonus", 1.0)
-    agent._learner = Learner(found["config"], ranges, history, *given)
+    # Files from before there were recipes and committees do not have the last two.
+    given = found["dtype"], agent.seed, found["has_end"], found.get("first_fit")
+    panel = found.get("committee")
+    agent._learner = Learner(found["config"], ranges, history, *given, None if panel is None else Panel(*panel))
     agent._learner.load_state(found["state"])

@@ -20,6 +20,7 @@ from kqljax.agent import online
 from kqljax.agent.loops import Steps
 from kqljax.agent.scaling import Ranges
 from kqljax.arrays import in_dtype
+from kqljax.committee import Committee, Panel
 from kqljax.config import KQLConfig
 from kqljax.fitting import fit_counts
 from kqljax.kql import kql_grow, kql_init
@@ -91,7 +92,7 @@ class Learner:
       has_end: whether the value of an end was stated; otherwise it follows from the range of the rewards.
       first_fit: transitions before the kernel is fitted to them for the first time, then at twice as many each time; None is
         never.
-      bonus: share of beta with which `act` is asked for the finished policy.
+      committee: who decides in `decide`; None is the policy that learning follows.
       replays: how often the state was learned anew because a running estimate moved or the kernel was fitted.
     """
 
@@ -106,10 +107,11 @@ class Learner:
         seed: int,
         has_end: bool,
         first_fit: int | None = None,
-        bonus: float = 1.0,
+        committee: Panel | None = None,
     ) -> None:
         self.cfg, self.ranges, self.history, self.dtype = cfg, ranges, history, np.dtype(dtype)
-        self.first_fit, self.bonus = first_fit, bonus
+        self.first_fit, self.committee = first_fit, committee
+        self._met: tuple[KQLState, Committee] | None = None
         self.replays = 0
         self.has_end = has_end
         self._obs_dim = ranges.low.shape[0]
@@ -209,17 +211,29 @@ class Learner:
             self.replay()
         return self.act(now)[0]
 
-    def act(
-        self, obs: np.ndarray, is_random: bool | None = None, draw: int = 0, bonus: float = 1.0
+    def act(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Actions `[n]` that learning takes, and Q-tilde `[n, A]`."""
+        return self._ask(self.state, obs, None, 0)
+
+    def decide(self, obs: np.ndarray, is_random: bool, draw: int) -> np.ndarray:
+        """Actions `[n]` of the policy as it is, which finds nothing out any more."""
+        return self._ask(self.state if self.committee is None else self._committee(self.committee), obs, is_random, draw)[0]
+
+    def _ask(
+        self, whom: KQLState | Committee, obs: np.ndarray, is_random: bool | None, draw: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Actions `[n]` and Q-tilde `[n, A]`, with a share of the bonus."""
         with jax.enable_x64(True):
             count = len(obs)
             key = jax.random.fold_in(jax.random.fold_in(self._key, self.history.count), draw)
-            rows = _pad(obs, _rounded(count))
-            share = self.dtype.type(bonus)
-            action, q_tilde = online.act(self._cfg, self._scaling, self.state, rows, key, is_random, share)
-            return np.asarray(action)[:count], np.asarray(q_tilde)[:count]
+            action, value = online.act(self._cfg, self._scaling, whom, _pad(obs, _rounded(count)), key, is_random)
+            return np.asarray(action)[:count], np.asarray(value)[:count]
+
+    def _committee(self, panel: Panel) -> Committee:
+        """Of the state of now; kept until there is another."""
+        if self._met is None or self._met[0] is not self.state:
+            with jax.enable_x64(True):
+                self._met = self.state, online.meet(self._cfg, self.state, panel)
+        return self._met[1]
 
     def look(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Q-hat, width and Q-tilde, `[n, A]` each."""

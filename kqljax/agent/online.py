@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from kqljax.agent.scaling import Scaling
+from kqljax.committee import Committee, Panel, committee_policy, convene
 from kqljax.config import KQLConfig
 from kqljax.fitting import fit_kernel
 from kqljax.kql import (
@@ -100,21 +101,26 @@ def fit(kernel: Any, scaling: Scaling, raw: Transition, count: Array) -> Any:
 
 @functools.partial(jax.jit, static_argnames="is_random")
 def act(
-    cfg: KQLConfig, scaling: Scaling, state: KQLState, obs: Array, key: Array, is_random: bool | None = None, bonus: Any = 1.0
+    cfg: KQLConfig, scaling: Scaling, state: KQLState | Committee, obs: Array, key: Array, is_random: bool | None = None
 ) -> tuple[Array, Array]:
-    """Actions `[n]` and Q-tilde `[n, A]` at raw observations `[n, l]`.
+    """Actions `[n]` and their values `[n, A]` at raw observations `[n, l]`: Q-tilde of a state, or what a committee holds.
 
-    `is_random` replaces the config's way with ties, and `bonus` is the share of beta that counts.
+    `is_random` replaces the config's way with ties.
     """
-    cfg = dataclasses.replace(cfg, beta=bonus * cfg.beta)
     if is_random is not None:
         cfg = dataclasses.replace(cfg, tie_break="random" if is_random else "first")
     return _act(cfg, scaling, state, obs, key)
 
 
-def _act(cfg: KQLConfig, scaling: Scaling, state: KQLState, obs: Array, key: Array) -> tuple[Array, Array]:
-    policy = kql_policy(cfg, state)
+def _act(cfg: KQLConfig, scaling: Scaling, state: KQLState | Committee, obs: Array, key: Array) -> tuple[Array, Array]:
+    policy = committee_policy(cfg, state) if isinstance(state, Committee) else kql_policy(cfg, state)
     return jax.vmap(policy)(scaling.observe(obs), jax.random.split(key, obs.shape[0]))
+
+
+@functools.partial(jax.jit, static_argnames="panel")
+def meet(cfg: KQLConfig, state: KQLState, panel: Panel) -> Committee:
+    """The committee that decides when learning is over."""
+    return convene(cfg, state, panel)
 
 
 @jax.jit

@@ -37,8 +37,8 @@ def draw_maps(
 ) -> Any:
     """A matplotlib figure with three panels over two entries of the observation.
 
-    The value is the greatest optimistic one, the width that of the action it belongs to, the policy that action. Dots are
-    the states the agent has learned from.
+    The value is the greatest optimistic one, which learning follows, the width that of the action it belongs to; the policy is
+    that of `predict`. Dots are the states the agent has learned from.
 
     Args:
       axes: which entries of the observation.
@@ -78,7 +78,7 @@ def draw_maps(
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=8, colors=INK)
         panel.set_title(title, loc="left", fontsize=10.5, color=INK)
-    _draw_policy(cells[2], x, y, best.reshape(shape), len(agent.actions))
+    _draw_policy(cells[2], x, y, agent.choose(grid.reshape(-1, size)).reshape(shape), len(agent.actions))
     cells[2].set_title("policy", loc="left", fontsize=10.5, color=INK)
     for name, colour in zip(actions, _colours(len(actions)), strict=True):
         marks.append(line(name, marker="s", ms=8, ls="none", color=colour))
