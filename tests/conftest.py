@@ -1,11 +1,24 @@
 """The tests run in float64 unless they say otherwise; the library itself never touches jax's configuration."""
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+MOST_MAPPINGS = 30_000
+"""Half of what Linux gives a process by default. Every compiled program holds some, and past the limit the compiler dies."""
+
+
+@pytest.fixture(autouse=True)
+def _room_for_programs():
+    """Compiled programs are dropped before the process runs out of memory mappings: a thousand tests compile that many."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
