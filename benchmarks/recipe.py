@@ -11,7 +11,7 @@ recipe was tuned on seeds below 1000, on the paper's four tasks. Returns are of 
 table     recipes `robust` and `paper`, 100 seeds; `paper` with the float32 features of `kqljax table1`, whose returns are those
           of the exact engine within their intervals (docs/features.md)
 ablation  `robust` whole, and with one part switched off, 8 seeds
-steps     `robust` with 300, 500 and 700 steps in all, 20 seeds; beside them the 1000 of `table`
+steps     `robust` with 300, 500 and 700 steps in all, 20 seeds; beside them the 1000 of `table`, and 300 without `Panel.hope`
 carry     tasks that nothing was tuned on, `robust` and our DQN with its default parameters, 1000 steps, 10 seeds:
           MountainCarContinuous with five forces, bsuite's Catch (its board as 50 numbers), Reacher with five torques, FourRooms
 """
@@ -51,8 +51,15 @@ def _scales(share: float) -> kqljax.Kernel:
     return dataclasses.replace(ROBUST.kernel, kernel=dataclasses.replace(ROBUST.kernel.kernel, share=share))
 
 
+def _deciding(**changes: Any) -> recipes.Recipe:
+    """The recipe with another finished policy."""
+    return dataclasses.replace(ROBUST, committee=ROBUST.committee._replace(**changes))
+
+
 ABLATIONS = {
-    "no committee": dataclasses.replace(ROBUST, committee=None),
+    "finished policy as in learning": dataclasses.replace(ROBUST, committee=None),
+    "no looking ahead": _deciding(depth=0),
+    "one width in place of five": _deciding(members=1, widest=1.0),
     "wide part only": dataclasses.replace(ROBUST, kernel=_scales(0.0)),
     "narrow part only": dataclasses.replace(ROBUST, kernel=_scales(1.0)),
     "gamma 0.95 in learning": dataclasses.replace(ROBUST, gamma=0.95),
@@ -60,7 +67,8 @@ ABLATIONS = {
     "actions by name, not by where they lead": dataclasses.replace(ROBUST, kernel=kqljax.TwoScale(share=0.1)),
     "one backup": dataclasses.replace(ROBUST, backups=1),
 }
-VARIANTS = {"robust": ROBUST, **ABLATIONS}
+HOPELESS = "optimism never asked"
+VARIANTS = {"robust": ROBUST, HOPELESS: _deciding(hope=1.0), **ABLATIONS}
 
 
 class Cell(NamedTuple):
@@ -102,6 +110,7 @@ def cells(size: Size, parts: Any) -> list[Cell]:
     found = [Cell("table", "robust", task, steps, size.table) for task in size.tasks]
     found += [Cell("carry", name, task, steps, size.carry) for task in size.carry_tasks for name in ("robust", "dqn")]
     found += [Cell("steps", "robust", task, at, seeds) for at, seeds in size.steps.items() for task in size.tasks]
+    found += [Cell("steps", HOPELESS, task, at, seeds) for at, seeds in list(size.steps.items())[:1] for task in size.tasks]
     found += [Cell("ablation", name, task, steps, size.ablation) for name in ("robust", *size.ablations) for task in size.tasks]
     found += [Cell("table", "paper", task, steps, size.table) for task in size.tasks]
     return [cell for cell in found if cell.part in parts]
@@ -268,7 +277,7 @@ def table(document: dict, part: str) -> str:
     tasks = list(dict.fromkeys(entry["task"] for entry in entries))
     rows = list(dict.fromkeys((entry["variant"], entry["steps"]) for entry in entries))
     rows.sort(key=lambda row: row[0] != "robust")  # first, whenever it was run; the others in their order
-    named = [f"{steps} steps" if part == "steps" else name for name, steps in rows]
+    named = [f"{steps} steps" + ("" if name == "robust" else f", {name}") if part == "steps" else name for name, steps in rows]
     lines = ["| | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]
     if part == "table":
         lines.append("| the paper's figure | " + " | ".join(f"{PAPER['kql-rbf'][task][0]:.2f}" for task in tasks) + " |")

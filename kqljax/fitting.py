@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from kqljax.arrays import cholesky, dot
+from kqljax.arrays import cholesky, dot, squared_distances
 from kqljax.kernels import Afterstate, Kernel, TwoScale
 from kqljax.state import Transition
 
@@ -161,12 +161,6 @@ def _steps_of(seen: Transition, count: Array | int) -> _Steps:
     return _Steps(obs, action, jnp.where(is_used[:, None], steps - mean, 0.0), is_used, number)
 
 
-def _distances(scaled: Array) -> Array:
-    """Squared distances `[M, M]` between the rows."""
-    squares = jnp.sum(scaled**2, axis=-1)
-    return jnp.maximum(squares[:, None] + squares - 2.0 * dot(scaled, scaled.T), 0.0)
-
-
 def _ridge(of: _Steps) -> Array:
     """Rows that are left out become independent of the others, with a variance of one and a step of zero: they add nothing."""
     return jnp.diag(jnp.where(of.is_used, NOISE, 1.0).astype(of.obs.dtype))
@@ -181,7 +175,7 @@ def evidence_of_steps(seen: Transition, count: Array | int, spread: Array, etas:
     steps = of.steps / spread
     size = jnp.sqrt(jnp.sum(steps**2, axis=0) / of.number)
     steps = steps / jnp.where(size > _TINY, size, 1.0)
-    distance = _distances(of.obs / spread)
+    distance = squared_distances(of.obs, of.obs, spread**-2)
     agreement = jnp.where(of.action[:, None] == of.action, 1.0, jnp.exp(-2.0 * jnp.asarray(eta_action, of.obs.dtype)))
     both = jnp.where(of.is_used[:, None] & of.is_used, agreement, 0.0)
 
@@ -204,7 +198,7 @@ def effects_of_actions(seen: Transition, count: Array | int, eta: Array, num_act
     of = _steps_of(seen, count)
     taken = jnp.where(of.is_used[:, None], jax.nn.one_hot(of.action, num_actions, dtype=of.obs.dtype), 0.0)
     both = of.is_used[:, None] & of.is_used
-    states = jnp.where(both, jnp.exp(-_distances(of.obs * jnp.sqrt(eta))), 0.0)
+    states = jnp.where(both, jnp.exp(-squared_distances(of.obs, of.obs, eta)), 0.0)
     factor = cholesky(states + dot(taken, taken.T) + _ridge(of))
     effect = dot(taken.T, cho_solve((factor, True), of.steps))
     is_taken = jnp.any(taken > 0, axis=0)[:, None]

@@ -50,8 +50,7 @@ class Recipe:
       backups: Bellman backups a step.
       kernel: what a run begins with; None is the paper's RBF with the task's own width.
       first_fit: transitions before the kernel is fitted for the first time, then at twice as many each time; None is never.
-      committee: kernels that decide together when the run is over (`kqljax.committee`); None is the policy that learning
-        follows, which maximises Q-tilde.
+      committee: how the policy decides when the run is over (`kqljax.committee`); None is as in learning, by Q-tilde.
 
     Examples:
       >>> from kqljax.recipes import PAPER, ROBUST
@@ -243,7 +242,7 @@ def evaluate(
     if committee is None:
         return rollout.evaluate(task, cfg, fitted.state, key, num_episodes)
     checks.whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
-    policy = committee_policy(cfg, convene(cfg, fitted.state, committee))
+    policy = committee_policy(cfg, fitted.state, convene(cfg, fitted.state, committee), committee)
     return rollout.rollout_returns(task, lambda obs, key: policy(obs, key)[0], key, num_episodes)
 
 

@@ -1,6 +1,7 @@
-"""The committee of a finished run: against NumPy, with empty slots, under vmap, and what it refuses."""
+"""The policy of a finished run: against NumPy, with empty slots, under vmap, and what it refuses."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.export
@@ -10,10 +11,10 @@ import pytest
 
 import kqljax
 from kqljax import Afterstate, TwoScale
-from kqljax.committee import Panel, committee_policy, convene
+from kqljax.committee import MOST_HELD, Panel, committee_policy, convene
 
 COUNT, ACTIONS, GAMMA = 30, 3, 0.9
-PANEL = Panel(scales=(0.3, 2.0), gamma=0.8, sweeps=150)
+PANEL = Panel(members=2, widest=0.5, ridge=2.0, gamma=0.8, sweeps=150, depth=0, hope=1.0)
 EFFECT = np.array([[0.1, 0.0], [0.0, 0.0], [-0.1, 0.05]])
 
 
@@ -34,7 +35,11 @@ def learned(seen, capacity=COUNT, **changes):
     return cfg, state
 
 
-def by_hand(seen, obs):
+CAP = 1 / (1 - PANEL.gamma)
+END = 4.0 * (1 - GAMMA) / (1 - PANEL.gamma)  # the same reward at every step after the end
+
+
+def agreed(seen, obs):
     """Values `[A]` at one state, from the definition: NumPy, float64, loops over members and actions."""
     after = seen.obs + EFFECT[seen.action]
 
@@ -43,21 +48,49 @@ def by_hand(seen, obs):
         distance = (difference**2 * np.array([1.0, 2.0]) * scale).sum(-1)
         return np.exp(-distance) * np.where(np.asarray(action).reshape(-1, 1) == seen.action, 1.0, np.exp(-2 * 0.05))
 
-    cap = 1 / (1 - PANEL.gamma)
-    end = 4.0 * (1 - GAMMA) / (1 - PANEL.gamma)  # the same reward at every step after the end
     values = []
-    for scale in PANEL.scales:
-        inverse = np.linalg.inv(kernel(seen.obs, seen.action, scale) + 1e-3 * np.eye(COUNT))
-        targets = np.full(COUNT, cap)
+    for scale in (0.5, 1.5):
+        inverse = np.linalg.inv(kernel(seen.obs, seen.action, scale) + 2.0 * 1e-3 * np.eye(COUNT))
+        targets = np.full(COUNT, CAP)
         for _ in range(PANEL.sweeps):
             weights = inverse @ targets
             reached = [kernel(seen.next_obs, np.full(COUNT, action), scale) @ weights for action in range(ACTIONS)]
-            best = np.clip(reached, 0, cap).max(axis=0)
-            targets = seen.reward + PANEL.gamma * np.where(seen.terminated, end, best)
+            best = np.clip(reached, 0, CAP).max(axis=0)
+            targets = seen.reward + PANEL.gamma * np.where(seen.terminated, END, best)
         weights = inverse @ targets
         at = [kernel(obs[None], np.array([action]), scale)[0] @ weights for action in range(ACTIONS)]
-        values.append(np.clip(at, 0, cap))
+        values.append(np.clip(at, 0, CAP))
     return np.mean(values, axis=0)
+
+
+def foreseen(seen, obs, action):
+    """Next state, reward and share of an end, from the definition of the model."""
+
+    def kernels(states, actions):
+        distance = ((states[:, None, :] - seen.obs) ** 2 * np.array([1.0, 2.0])).sum(-1)
+        same = np.where(np.asarray(actions)[:, None] == seen.action, 1.0, 0.9)
+        return (0.99 * np.exp(-distance) + 0.01 * np.exp(-27 * distance)) * same, np.exp(-3 * distance) * same
+
+    outcome = np.column_stack([seen.next_obs - seen.obs, seen.reward])
+    of_pairs, of_ends = kernels(seen.obs, seen.action)
+    here, here_ends = kernels(obs[None], [action])
+    mean = outcome.mean(axis=0)
+    found = mean + here @ np.linalg.solve(of_pairs + 1e-4 * np.eye(COUNT), outcome - mean)
+    ends = here_ends @ np.linalg.solve(of_ends + 1e-2 * np.eye(COUNT), seen.terminated.astype(float))
+    return obs + found[0, :2], np.clip(found[0, 2], 0, 1), np.clip(2 * ends[0] - 0.5, 0, 1)
+
+
+def planned(seen, obs, depth, held):
+    """What each first action `[A]` is worth with the best plan that begins with it: every plan, one after the other."""
+    worth = np.full(ACTIONS, -np.inf)
+    for plan in itertools.product(range(ACTIONS), repeat=depth):
+        place, gained, goes_on = obs, 0.0, 1.0
+        for action in np.repeat(plan, held):
+            place, reward, ends = foreseen(seen, place, action)
+            gained += goes_on * (reward + PANEL.gamma * ends * END)
+            goes_on *= PANEL.gamma * (1 - ends)
+        worth[plan[0]] = max(worth[plan[0]], gained + goes_on * agreed(seen, place).max())
+    return worth
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +98,16 @@ def seen():
     return transitions()
 
 
+def policy(cfg, state, panel=PANEL):
+    return committee_policy(cfg, state, convene(cfg, state, panel), panel)
+
+
 def test_values_are_those_of_numpy(seen):
     cfg, state = learned(seen)
-    act = jax.jit(committee_policy(cfg, convene(cfg, state, PANEL)))
+    act = jax.jit(policy(cfg, state))
     for obs in np.random.default_rng(1).uniform(-1, 1, (6, 2)):
         action, value = act(obs)
-        wanted = by_hand(seen, obs)
+        wanted = agreed(seen, obs)
         np.testing.assert_allclose(value, wanted, atol=2e-4)  # backups are in float32
         assert wanted[int(action)] == pytest.approx(wanted.max(), abs=2e-4)
 
@@ -79,18 +116,68 @@ def test_empty_slots_do_not_count(seen):
     cfg, state = learned(seen)
     roomy_cfg, roomy = learned(seen, capacity=COUNT + 7)
     obs = np.array([0.2, -0.4])
-    value = committee_policy(cfg, convene(cfg, state, PANEL))(obs)[1]
-    committee = convene(roomy_cfg, roomy, PANEL)
+    panel = PANEL._replace(depth=1)
+    value = policy(cfg, state, panel)(obs)[1]
+    committee = convene(roomy_cfg, roomy, panel)
     np.testing.assert_array_equal(committee.weights[:, COUNT:], 0.0)
-    np.testing.assert_allclose(committee_policy(roomy_cfg, committee)(obs)[1], value, atol=1e-4)
+    np.testing.assert_array_equal(committee.model.weights[COUNT:], 0.0)
+    np.testing.assert_allclose(committee_policy(roomy_cfg, roomy, committee, panel)(obs)[1], value, atol=1e-4)
 
 
 def test_a_state_that_has_seen_nothing():
     cfg, _ = learned(transitions())
     state = kqljax.kql_init(cfg, 2, capacity=5)
-    action, value = committee_policy(cfg, convene(cfg, state, PANEL))(np.zeros(2))
+    committee = convene(cfg, state, PANEL)
+    action, value = committee_policy(cfg, state, committee, PANEL)(np.zeros(2))
     assert int(action) == 0
     np.testing.assert_array_equal(value, 0.0)
+    assert 1 <= int(committee.held) <= MOST_HELD
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_plans_are_those_of_numpy(seen, depth):
+    cfg, state = learned(seen)
+    panel = PANEL._replace(depth=depth)
+    committee = convene(cfg, state, panel)._replace(held=jnp.int32(3))
+    act = jax.jit(committee_policy(cfg, state, committee, panel))
+    for obs in np.random.default_rng(1).uniform(-1, 1, (3, 2)):
+        action, value = act(obs)
+        wanted = planned(seen, obs, depth, held=3)
+        np.testing.assert_allclose(value, wanted, atol=1e-3)
+        assert wanted[int(action)] == pytest.approx(wanted.max(), abs=1e-3)
+
+
+def test_an_action_is_held_for_half_a_width(seen):
+    """Steps of 0.2 widths are held twice or three times, tiny ones for no more than the most, large ones once."""
+    for step, held in ((0.2, {2, 3}), (1e-3, {MOST_HELD}), (2.0, {1})):
+        moved = seen._replace(next_obs=seen.obs + np.array([step, 0.0]))
+        assert int(convene(*learned(moved), PANEL).held) in held
+
+
+def test_where_one_step_goes_far_there_is_no_looking_ahead(seen):
+    cfg, state = learned(seen)
+    panel = PANEL._replace(depth=2)
+    committee = convene(cfg, state, panel)._replace(held=jnp.int32(1))
+    obs = np.array([0.3, 0.1])
+    _, value = committee_policy(cfg, state, committee, panel)(obs)
+    np.testing.assert_allclose(value, agreed(seen, obs), atol=2e-4)
+
+
+def test_hope_is_what_optimism_promises_beyond_the_data(seen):
+    """Where it is greater than the panel allows, the policy is the one of learning; otherwise it is not."""
+    cfg, state = learned(seen)
+    committee = convene(cfg, state, PANEL)
+    values = np.array([agreed(seen, place).max() for place in seen.next_obs]) * (1 - PANEL.gamma)
+    excess = np.maximum(np.asarray(state.q_tilde).max(axis=1) * (1 - GAMMA) - values, 0)
+    assert float(committee.hope) == pytest.approx(excess[~seen.terminated].mean(), abs=1e-4)
+    obs, hope = np.array([0.3, 0.1]), float(committee.hope)
+    assert 0.02 < hope < 0.98
+    action, value = committee_policy(cfg, state, committee, PANEL._replace(hope=hope - 0.01))(obs)
+    wanted, q_tilde = kqljax.kql_act(cfg, state, obs)
+    assert int(action) == int(wanted)
+    np.testing.assert_allclose(value, q_tilde * (1 - GAMMA) / (1 - PANEL.gamma), rtol=1e-5)
+    _, value = committee_policy(cfg, state, committee, PANEL._replace(hope=hope + 0.01))(obs)
+    np.testing.assert_allclose(value, agreed(seen, obs), atol=2e-4)
 
 
 def test_a_vmap_is_one_after_the_other(seen):
@@ -109,7 +196,7 @@ def test_it_lowers_for_accelerators(seen, platform):
     cfg, state = learned(seen)
 
     def ask(state, obs):
-        return committee_policy(cfg, convene(cfg, state, PANEL))(obs)
+        return policy(cfg, state, PANEL._replace(depth=2))(obs)
 
     exported = jax.export.export(jax.jit(ask), platforms=[platform])(state, jnp.zeros(2))
     assert "callback" not in exported.mlir_module()
@@ -117,14 +204,14 @@ def test_it_lowers_for_accelerators(seen, platform):
 
 def test_what_is_not_a_number_is_no_action(seen):
     cfg, state = learned(seen)
-    broken = convene(cfg, state._replace(reward=state.reward.at[3].set(jnp.nan)), PANEL)
-    assert int(committee_policy(cfg, broken)(np.zeros(2))[0]) == -1
+    broken = state._replace(reward=state.reward.at[3].set(jnp.nan))
+    for depth in (0, 1):
+        assert int(policy(cfg, broken, PANEL._replace(depth=depth))(np.zeros(2))[0]) == -1
 
 
 def test_ties_are_broken_as_the_config_says(seen):
     cfg, _ = learned(seen)
-    empty = convene(cfg, kqljax.kql_init(cfg, 2, capacity=5), PANEL)
-    at_random = committee_policy(dataclasses.replace(cfg, tie_break="random"), empty)
+    at_random = policy(dataclasses.replace(cfg, tie_break="random"), kqljax.kql_init(cfg, 2, capacity=5))
     drawn = {int(at_random(np.zeros(2), jax.random.key(i))[0]) for i in range(20)}
     assert drawn == {0, 1, 2}
 
@@ -149,8 +236,11 @@ def test_it_needs_the_exact_engine():
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"scales": ()}, "scales must be positive numbers, one for each member, got \\(\\)"),
-        ({"scales": (0.1, -1.0)}, "scales must be positive"),
+        ({"members": 0}, "members"),
+        ({"widest": 0.0}, "widest must be a positive number, got 0.0"),
+        ({"ridge": float("nan")}, "ridge must be a positive number, got nan"),
+        ({"depth": -1}, "depth"),
+        ({"hope": 1.5}, "hope must be in \\[0, 1\\], a share of the range of values, got 1.5"),
         ({"gamma": 1.0}, "gamma must be in \\[0, 1\\), got 1.0"),
         ({"sweeps": 0}, "sweeps"),
     ],

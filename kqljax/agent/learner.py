@@ -213,19 +213,19 @@ class Learner:
 
     def act(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Actions `[n]` that learning takes, and Q-tilde `[n, A]`."""
-        return self._ask(self.state, obs, None, 0)
+        return self._ask(obs, None, 0)
 
     def decide(self, obs: np.ndarray, is_random: bool, draw: int) -> np.ndarray:
         """Actions `[n]` of the policy as it is, which finds nothing out any more."""
-        return self._ask(self.state if self.committee is None else self._committee(self.committee), obs, is_random, draw)[0]
+        committee = None if self.committee is None else self._committee(self.committee)
+        return self._ask(obs, is_random, draw, committee, self.committee)[0]
 
-    def _ask(
-        self, whom: KQLState | Committee, obs: np.ndarray, is_random: bool | None, draw: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _ask(self, obs: np.ndarray, is_random: bool | None, draw: int, *whom: Any) -> tuple[np.ndarray, np.ndarray]:
         with jax.enable_x64(True):
             count = len(obs)
             key = jax.random.fold_in(jax.random.fold_in(self._key, self.history.count), draw)
-            action, value = online.act(self._cfg, self._scaling, whom, _pad(obs, _rounded(count)), key, is_random)
+            rows = _pad(obs, _rounded(count))
+            action, value = online.act(self._cfg, self._scaling, self.state, rows, key, is_random, *whom)
             return np.asarray(action)[:count], np.asarray(value)[:count]
 
     def _committee(self, panel: Panel) -> Committee:

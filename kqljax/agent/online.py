@@ -99,22 +99,31 @@ def fit(kernel: Any, scaling: Scaling, raw: Transition, count: Array) -> Any:
     return fit_kernel(kernel, _scaled(scaling, raw), count)
 
 
-@functools.partial(jax.jit, static_argnames="is_random")
+@functools.partial(jax.jit, static_argnames=("is_random", "panel"))
 def act(
-    cfg: KQLConfig, scaling: Scaling, state: KQLState | Committee, obs: Array, key: Array, is_random: bool | None = None
+    cfg: KQLConfig,
+    scaling: Scaling,
+    state: KQLState,
+    obs: Array,
+    key: Array,
+    is_random: bool | None = None,
+    committee: Committee | None = None,
+    panel: Panel | None = None,
 ) -> tuple[Array, Array]:
-    """Actions `[n]` and their values `[n, A]` at raw observations `[n, l]`: Q-tilde of a state, or what a committee holds.
+    """Actions `[n]` and their values `[n, A]` at raw observations `[n, l]`: by Q-tilde, or by the committee where there is one.
 
     `is_random` replaces the config's way with ties.
     """
     if is_random is not None:
         cfg = dataclasses.replace(cfg, tie_break="random" if is_random else "first")
-    return _act(cfg, scaling, state, obs, key)
-
-
-def _act(cfg: KQLConfig, scaling: Scaling, state: KQLState | Committee, obs: Array, key: Array) -> tuple[Array, Array]:
-    policy = committee_policy(cfg, state) if isinstance(state, Committee) else kql_policy(cfg, state)
+    if committee is None or panel is None:
+        return _act(cfg, scaling, state, obs, key)
+    policy = committee_policy(cfg, state, committee, panel)
     return jax.vmap(policy)(scaling.observe(obs), jax.random.split(key, obs.shape[0]))
+
+
+def _act(cfg: KQLConfig, scaling: Scaling, state: KQLState, obs: Array, key: Array) -> tuple[Array, Array]:
+    return jax.vmap(kql_policy(cfg, state))(scaling.observe(obs), jax.random.split(key, obs.shape[0]))
 
 
 @functools.partial(jax.jit, static_argnames="panel")
