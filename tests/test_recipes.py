@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kqljax
-from kqljax import committee, fitting, recipes
+from kqljax import committee, fitting, model, recipes
 from kqljax.committee import committee_policy, convene
 from kqljax.tasks import TASKS
 
@@ -78,9 +78,15 @@ def test_evaluation_asks_the_committee(run):
     task, cfg, found = run
     key = jax.random.key(5)
     fitted = dataclasses.replace(cfg, kernel=found.state.kernel)
-    act = committee_policy(fitted, convene(fitted, found.state.state, recipes.ROBUST.committee))
-    by_hand = kqljax.rollout_returns(task, lambda obs, key: act(obs, key)[0], key, 3)
-    np.testing.assert_array_equal(recipes.evaluate(task, cfg, found.state, key, 3), by_hand)
+    state, panel = found.state.state, recipes.ROBUST.committee
+
+    @jax.jit
+    def by_hand(state):
+        act = committee_policy(fitted, state, convene(fitted, state, panel), panel)
+        return kqljax.rollout_returns(task, lambda obs, key: act(obs, key)[0], key, 3)
+
+    returns = jax.jit(lambda fitted: recipes.evaluate(task, cfg, fitted, key, 3))(found.state)
+    np.testing.assert_array_equal(returns, by_hand(state))
 
 
 def test_without_fits_it_is_plain_training():
@@ -115,7 +121,7 @@ def test_the_papers_recipe_is_the_papers():
 
 
 def test_no_task_is_named():
-    text = "".join(inspect.getsource(module) for module in (recipes, fitting, committee))
+    text = "".join(inspect.getsource(module) for module in (recipes, fitting, committee, model))
     code = re.sub(r'"""[\s\S]*?"""', "", text)
     for name in TASKS:
         base = name.rsplit("-v", 1)[0].lower()

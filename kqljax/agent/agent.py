@@ -296,9 +296,9 @@ class KQL:
     ) -> tuple[np.ndarray, None]:
         """The action of greatest value, and None: the signature of Stable-Baselines3.
 
-        The value is the optimistic one that `q_values` tells, but with the robust recipe: acting finds nothing out, and kernels
-        of several widths decide together, without a bonus (`kqljax.committee`). They are solved at the first call after
-        `learn`.
+        The value is the optimistic one that `q_values` tells, but with the robust recipe: acting finds nothing out, so kernels
+        of several widths decide together, without a bonus, and look some steps ahead (`kqljax.committee`). They are solved at
+        the first call after `learn`. While there is still much to find out, optimism decides here too.
 
         Args:
           observation: one of the environment's, or a batch of them `[n, ...]`.
