@@ -10,8 +10,9 @@ recipe was tuned on seeds below 1000, on the paper's four tasks. Returns are of 
 
 table     recipes `robust` and `paper`, 100 seeds; `paper` with the float32 features of `kqljax table1`, whose returns are those
           of the exact engine within their intervals (docs/features.md)
-ablation  `robust` whole, and with one part switched off, 4 seeds
-steps     `robust` with 300, 500 and 700 steps in all, 20 seeds; beside them the 1000 of `table`
+ablation  `robust` whole, and with one part switched off, 8 seeds
+steps     `robust` with 300, 500 and 700 steps in all, 20 seeds; beside them the 1000 of `table`; 300 also without hope, which
+          matters where exploration is not over
 carry     tasks that nothing was tuned on, `robust` and our DQN with its default parameters, 1000 steps, 10 seeds:
           MountainCarContinuous with five forces, bsuite's Catch (its board as 50 numbers), Reacher with five torques, FourRooms
 """
@@ -67,7 +68,8 @@ ABLATIONS = {
     "actions by name, not by where they lead": dataclasses.replace(ROBUST, kernel=kqljax.TwoScale(share=0.1)),
     "one backup": dataclasses.replace(ROBUST, backups=1),
 }
-VARIANTS = {"robust": ROBUST, **ABLATIONS}
+WITHOUT_HOPE = "without hope"
+VARIANTS = {"robust": ROBUST, **ABLATIONS, WITHOUT_HOPE: _deciding(hope=1.0)}
 
 
 class Cell(NamedTuple):
@@ -97,7 +99,7 @@ class Size(NamedTuple):
 
 CARRY = ("MountainCarContinuous-v0", "Catch-bsuite", "Reacher-misc", "FourRooms-misc")
 EPISODES = {"table": 100, "carry": 100, "ablation": 20, "steps": 20}
-FULL = Size(100, 4, {300: 20, 500: 20, 700: 20}, 10, 1000, EPISODES, 10, PAPER_TASKS, CARRY, tuple(ABLATIONS))
+FULL = Size(100, 8, {300: 20, 500: 20, 700: 20}, 10, 1000, EPISODES, 10, PAPER_TASKS, CARRY, tuple(ABLATIONS))
 SMOKE = Size(1, 1, {}, 1, 140, dict.fromkeys(EPISODES, 2), 1, ("MountainCar-v0",), ("Catch-bsuite",), ("one backup",))
 
 PARTS = ("table", "ablation", "steps", "carry")
@@ -109,6 +111,7 @@ def cells(size: Size, parts: Any) -> list[Cell]:
     found = [Cell("table", "robust", task, steps, size.table) for task in size.tasks]
     found += [Cell("carry", name, task, steps, size.carry) for task in size.carry_tasks for name in ("robust", "dqn")]
     found += [Cell("steps", "robust", task, at, seeds) for at, seeds in size.steps.items() for task in size.tasks]
+    found += [Cell("steps", WITHOUT_HOPE, task, at, size.steps[at]) for at in (300,) if at in size.steps for task in size.tasks]
     found += [Cell("ablation", name, task, steps, size.ablation) for name in ("robust", *size.ablations) for task in size.tasks]
     found += [Cell("table", "paper", task, steps, size.table) for task in size.tasks]
     return [cell for cell in found if cell.part in parts]
@@ -275,7 +278,7 @@ def table(document: dict, part: str) -> str:
     tasks = list(dict.fromkeys(entry["task"] for entry in entries))
     rows = list(dict.fromkeys((entry["variant"], entry["steps"]) for entry in entries))
     rows.sort(key=lambda row: row[0] != "robust")  # first, whenever it was run; the others in their order
-    named = [f"{steps} steps" if part == "steps" else name for name, steps in rows]
+    named = [_name(name, steps, part) for name, steps in rows]
     lines = ["| | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]
     if part == "table":
         lines.append("| the paper's figure | " + " | ".join(f"{PAPER['kql-rbf'][task][0]:.2f}" for task in tasks) + " |")
@@ -283,6 +286,12 @@ def table(document: dict, part: str) -> str:
         cell = {e["task"]: e for e in entries if (e["variant"], e["steps"]) == key}
         lines.append(f"| {name} | " + " | ".join(_text(cell.get(task), part) for task in tasks) + " |")
     return "\n".join(lines)
+
+
+def _name(variant: str, steps: int, part: str) -> str:
+    if part != "steps":
+        return variant
+    return f"{steps} steps" if variant == "robust" else f"{steps} steps, {variant}"
 
 
 def _text(entry: dict | None, part: str) -> str:

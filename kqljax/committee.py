@@ -249,8 +249,9 @@ def committee_policy(
             places, gained, goes_on = (jnp.repeat(each, cfg.num_actions, axis=0) for each in (places, gained, goes_on))
             actions = jnp.tile(every_action, (count, 1))
             places, _, gained, goes_on = lax.fori_loop(0, committee.held, advance, (places, actions, gained, goes_on))
-        worth = gained + goes_on * jnp.max(agreed(places), axis=-1)
-        return jnp.max(worth.reshape(cfg.num_actions, -1), axis=1)
+        # Plan by plan: what all of them ask at once, in many episodes, is [episodes A^depth A, N] numbers, out of the cache.
+        values = lax.map(lambda place: jnp.max(agreed(place[None])), places)
+        return jnp.max((gained + goes_on * values).reshape(cfg.num_actions, -1), axis=1)
 
     def hoped(obs: Array) -> Array:
         return explore(obs, None)[1].astype(dtype) * (1.0 - cfg.gamma) / (1.0 - gamma)
