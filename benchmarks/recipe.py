@@ -11,7 +11,7 @@ recipe was tuned on seeds below 1000, on the paper's four tasks. Returns are of 
 table     recipes `robust` and `paper`, 100 seeds; `paper` with the float32 features of `kqljax table1`, whose returns are those
           of the exact engine within their intervals (docs/features.md)
 ablation  `robust` whole, and with one part switched off, 8 seeds
-steps     `robust` with 300, 500 and 700 steps in all, 20 seeds; beside them the 1000 of `table`; 300 also without hope, which
+steps     `robust` with 300, 500 and 700 steps in all, 40 seeds; beside them the 1000 of `table`; 300 also without hope, which
           matters where exploration is not over
 carry     tasks that nothing was tuned on, `robust` and our DQN with its default parameters, 1000 steps, 10 seeds:
           MountainCarContinuous with five forces, bsuite's Catch (its board as 50 numbers), Reacher with five torques, FourRooms
@@ -99,7 +99,7 @@ class Size(NamedTuple):
 
 CARRY = ("MountainCarContinuous-v0", "Catch-bsuite", "Reacher-misc", "FourRooms-misc")
 EPISODES = {"table": 100, "carry": 100, "ablation": 20, "steps": 20}
-FULL = Size(100, 8, {300: 20, 500: 20, 700: 20}, 10, 1000, EPISODES, 10, PAPER_TASKS, CARRY, tuple(ABLATIONS))
+FULL = Size(100, 8, {300: 40, 500: 40, 700: 40}, 10, 1000, EPISODES, 10, PAPER_TASKS, CARRY, tuple(ABLATIONS))
 SMOKE = Size(1, 1, {}, 1, 140, dict.fromkeys(EPISODES, 2), 1, ("MountainCar-v0",), ("Catch-bsuite",), ("one backup",))
 
 PARTS = ("table", "ablation", "steps", "carry")
