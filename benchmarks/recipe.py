@@ -247,6 +247,10 @@ def run_all(size: Size, parts: Any, path: Path) -> dict:
                     document["results"].append(record)
                 records.write(path, document)
                 bar.update(len(some))
+            # No other cell has these programs, and a process can hold only so many (Linux limits its memory mappings).
+            for program in (kql_program, paper_program, dqn_program):
+                program.cache_clear()
+            jax.clear_caches()
     document["summary"] = summary(document)
     records.write(path, document)
     return document

@@ -10,6 +10,9 @@ they would take and their values are compared. The engine runs as one jitted sca
 Bandwidth: a step at t stored pairs must read the cross Gram once (t^2 numbers) and the triangular factor twice (t^2 / 2
 each: the second product needs the first one's result). The column says what share of the measured read bandwidth those
 bytes, over the whole run, amount to; 100% would be a run that does nothing but read.
+
+Products alone: the same scan with the step's three products and nothing else, each after the one before as in the step. NumPy's
+seconds over these is the ratio that an engine with nothing to do besides would reach.
 """
 
 import argparse
@@ -23,6 +26,8 @@ import numpy as np
 from numpy_kql import NumpyKQL
 
 import kqljax
+from kqljax.arrays import few_columns, pad
+from kqljax.posterior import gram
 from kqljax.report import records
 from kqljax.rollout import STAGES
 
@@ -45,10 +50,13 @@ def taken(step):
     return (7 * step) % 5 % NUM_ACTIONS
 
 
+def stage_capacities(horizon: int) -> list[int]:
+    return [-(-horizon * (stage + 1) // STAGES) for stage in range(STAGES)]
+
+
 def engine_run(cfg, obs):
     """Actions `[T]` it would take and the final state: the loop of `kqljax.train` without an environment."""
-    horizon = cfg.horizon
-    capacities = [-(-horizon * (stage + 1) // STAGES) for stage in range(STAGES)]
+    capacities = stage_capacities(cfg.horizon)
 
     def body(carry, inputs):
         state, would = carry
@@ -67,6 +75,37 @@ def engine_run(cfg, obs):
         actions.append(chosen)
         done = capacity
     return jnp.concatenate(actions), carry[0]
+
+
+def products_run(states):
+    """What is left of `engine_run` when only its products with the large arrays are made; `states`, one for each stage, hold
+    zeros, which take as long to multiply as any other numbers."""
+    num_columns = 2 + 2 * NUM_ACTIONS
+
+    def body(posterior, cross, columns):
+        whitened = gram.whiten(posterior, columns)
+        direction, weights = gram.unwhiten(posterior, whitened.T[:2])
+        asked = jnp.repeat(jnp.stack([direction, weights], axis=1), NUM_ACTIONS, axis=1)
+        return 0.5 * columns + pad(few_columns(cross, asked), num_columns - 2 * NUM_ACTIONS, 1)
+
+    done, found = 0, []
+    for posterior, cross in states:
+        columns = jnp.ones((posterior.capacity, num_columns))
+        found.append(
+            jax.lax.fori_loop(done, posterior.capacity, lambda _, each, p=posterior, c=cross: body(p, c, each), columns)
+        )
+        done = posterior.capacity
+    return found
+
+
+def empty_states(horizon: int) -> list:
+    """Whitener and cross Gram matrix at each stage of a run."""
+    capacities = stage_capacities(horizon)
+    posterior, found = gram.init(OBS_DIM, NUM_ACTIONS, capacities[0]), []
+    for capacity in capacities:
+        posterior = gram.grow(posterior, capacity, is_full=True)
+        found.append((posterior, jnp.zeros((capacity, capacity))))
+    return found
 
 
 def numpy_run(horizon: int, obs: np.ndarray) -> tuple[list[int], NumpyKQL]:
@@ -102,11 +141,17 @@ def measure(horizon: int, repeats: int) -> dict:
     compile_seconds = time.perf_counter() - start
     actions, state = jax.block_until_ready(compiled(cfg, jnp.asarray(obs)))
 
-    engine_seconds, numpy_seconds = [], []
+    states, products = empty_states(horizon), jax.jit(products_run)
+    jax.block_until_ready(products(states))
+
+    engine_seconds, product_seconds, numpy_seconds = [], [], []
     for repeat in range(repeats):
         start = time.perf_counter()
         jax.block_until_ready(compiled(cfg, jnp.asarray(obs)))
         engine_seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        jax.block_until_ready(products(states))
+        product_seconds.append(time.perf_counter() - start)
         if repeat == 0 or horizon <= 1000:
             start = time.perf_counter()
             numpy_actions, agent = numpy_run(horizon, obs)
@@ -125,6 +170,7 @@ def measure(horizon: int, repeats: int) -> dict:
     return {
         "horizon": horizon,
         "engine_seconds": min(engine_seconds),
+        "product_seconds": min(product_seconds),
         "numpy_seconds": min(numpy_seconds),
         "ratio": min(numpy_seconds) / min(engine_seconds),
         "compile_seconds": compile_seconds,
@@ -149,14 +195,14 @@ def main(argv=None) -> None:
     jax.config.update("jax_enable_x64", True)
     horizons, repeats = ((20, 40), 1) if args.smoke else ((250, 500, 1000, 2000), args.repeats)
 
-    print("|    T | engine s | NumPy s | ratio | compile s | bandwidth GB/s | share of bandwidth |")
-    print("|---|---|---|---|---|---|---|")
+    print("|    T | engine s | products alone s | NumPy s | ratio | compile s | bandwidth GB/s | share of bandwidth |")
+    print("|---|---|---|---|---|---|---|---|")
     rows = []
     for horizon in horizons:
         row = measure(horizon, repeats)
         rows.append(row)
         print(
-            f"| {horizon:4d} | {row['engine_seconds']:.3f} | {row['numpy_seconds']:.3f} | {row['ratio']:.1f} "
+            f"| {horizon:4d} | {row['engine_seconds']:.3f} | {row['product_seconds']:.3f} | {row['numpy_seconds']:.3f} | {row['ratio']:.1f} "
             f"| {row['compile_seconds']:.1f} | {row['bandwidth_gb_s']:.1f} | {row['share_of_bandwidth']:.0%} |",
             flush=True,
         )

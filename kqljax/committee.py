@@ -5,7 +5,7 @@ more: where the regression extrapolates badly, it walks into the same mistake in
 the stored transitions alone; learning itself, Algorithm 1, is not touched.
 
 * A committee of widths. How a regression extrapolates is mostly a matter of the kernel's width, which the transitions leave
-  open. The same transitions are solved with each of several widths, without a bonus, by Bellman backups to the fixed point
+  open. The same transitions are solved with each of several widths, without a bonus, by Bellman backups from 0 to the fixed point
   y = r + gamma max_a clip(k^T (K + ridge I)^-1 y), and the mean of their values counts: where the data decide, the members
   agree; elsewhere their mistakes differ and average out.
 * Looking ahead. Where one step changes little, a value that is a little wrong has slopes that mean nothing. Plans of a few
@@ -56,7 +56,8 @@ class Panel(NamedTuple):
       widest: the inverse squared width of the first, as a share of the kernel's.
       ridge: what a member adds to the Gram matrix's diagonal, in units of the run's lam.
       gamma: discount factor: larger than in learning, where it sets how far optimism reaches.
-      sweeps: Bellman backups of each member: with gamma = 0.99, what they began with counts for 0.007 after 500.
+      sweeps: Bellman backups of each member, from 0: with gamma = 0.99, 500 of them look as many steps ahead, and what comes
+        after counts for 0.007.
       depth: actions in a plan; 0 is not to look ahead.
       hope: how much more than the committee optimism may promise, in units of the range of values and on average over the
         states reached, before the policy is the one that learning follows; 1 is never.
@@ -135,7 +136,9 @@ def convene(cfg: KQLConfig, state: KQLState, panel: Panel) -> Committee:
     ridge = jnp.diag(jnp.where(is_taken, panel.ridge * cfg.lam, 1.0).astype(dtype))
     # Backups read [A N, N] numbers many times over: float32 is twice as fast, and a value needs no more digits.
     short, reward = in_dtype((cfg, state.reward), jnp.float32)
-    start = jnp.where(is_taken, 1.0 / (1.0 - short.gamma), 0.0)
+    # From below. From the cap, 1 / (1 - gamma), 0.7% of it are left after 500 backups, which is more than all that a task can be
+    # worth where nothing is rewarded but reaching the goal.
+    start = jnp.zeros(is_taken.shape, jnp.float32)
 
     def solve(scale: Array) -> tuple[Array, Array]:
         narrow = shape._replace(eta=scale * shape.eta)

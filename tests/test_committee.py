@@ -54,7 +54,7 @@ def agreed(seen, obs):
     values = []
     for scale in (0.5, 1.5):
         inverse = np.linalg.inv(kernel(seen.obs, seen.action, scale) + 2.0 * 1e-3 * np.eye(COUNT))
-        targets = np.full(COUNT, CAP)
+        targets = np.zeros(COUNT)
         for _ in range(PANEL.sweeps):
             weights = inverse @ targets
             reached = [kernel(seen.next_obs, np.full(COUNT, action), scale) @ weights for action in range(ACTIONS)]
