@@ -202,8 +202,9 @@ def main(argv=None) -> None:
         row = measure(horizon, repeats)
         rows.append(row)
         print(
-            f"| {horizon:4d} | {row['engine_seconds']:.3f} | {row['product_seconds']:.3f} | {row['numpy_seconds']:.3f} | {row['ratio']:.1f} "
-            f"| {row['compile_seconds']:.1f} | {row['bandwidth_gb_s']:.1f} | {row['share_of_bandwidth']:.0%} |",
+            f"| {horizon:4d} | {row['engine_seconds']:.3f} | {row['product_seconds']:.3f} | {row['numpy_seconds']:.3f} "
+            f"| {row['ratio']:.1f} | {row['compile_seconds']:.1f} | {row['bandwidth_gb_s']:.1f} "
+            f"| {row['share_of_bandwidth']:.0%} |",
             flush=True,
         )
     growth = {name: exponents(rows, f"{name}_seconds") for name in ("engine", "numpy")}

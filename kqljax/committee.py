@@ -5,9 +5,9 @@ more: where the regression extrapolates badly, it walks into the same mistake in
 the stored transitions alone; learning itself, Algorithm 1, is not touched.
 
 * A committee of widths. How a regression extrapolates is mostly a matter of the kernel's width, which the transitions leave
-  open. The same transitions are solved with each of several widths, without a bonus, by Bellman backups from 0 to the fixed point
-  y = r + gamma max_a clip(k^T (K + ridge I)^-1 y), and the mean of their values counts: where the data decide, the members
-  agree; elsewhere their mistakes differ and average out.
+  open. The same transitions are solved with each of several widths, without a bonus, by Bellman backups from 0 to the fixed
+  point y = r + gamma max_a clip(k^T (K + ridge I)^-1 y), and the mean of their values counts: where the data decide, the
+  members agree; elsewhere their mistakes differ and average out.
 * Looking ahead. Where one step changes little, a value that is a little wrong has slopes that mean nothing. Plans of a few
   actions, each held for some steps, are followed through the model that the same transitions give (`kqljax.model`), and the
   committee is asked where they lead: that far, differences are larger than mistakes.
@@ -136,8 +136,7 @@ def convene(cfg: KQLConfig, state: KQLState, panel: Panel) -> Committee:
     ridge = jnp.diag(jnp.where(is_taken, panel.ridge * cfg.lam, 1.0).astype(dtype))
     # Backups read [A N, N] numbers many times over: float32 is twice as fast, and a value needs no more digits.
     short, reward = in_dtype((cfg, state.reward), jnp.float32)
-    # From below. From the cap, 1 / (1 - gamma), 0.7% of it are left after 500 backups, which is more than all that a task can be
-    # worth where nothing is rewarded but reaching the goal.
+    # From below: 500 backups from the cap, 1 / (1 - gamma), leave 0.7% of it, two thirds of a goal that is rewarded once.
     start = jnp.zeros(is_taken.shape, jnp.float32)
 
     def solve(scale: Array) -> tuple[Array, Array]:

@@ -123,6 +123,26 @@ def test_values_are_those_of_numpy(seen):
         assert wanted[int(action)] == pytest.approx(wanted.max(), abs=2e-4)
 
 
+def test_a_goal_that_is_rewarded_once_is_worth_going_to():
+    """A corridor: left and right from each of 40 places, 1 for reaching its end, 0 for all else. What the backups began with
+    must not outweigh it."""
+    places, step = np.repeat(np.linspace(-1.0, 0.95, 40), 2), 0.05
+    action = np.tile([0, 1], 40)
+    reached = np.clip(places + np.where(action == 1, step, -step), -1.0, 1.0)
+    is_goal = reached > 1.0 - step / 2
+    obs, next_obs = (np.stack([each, np.zeros(80)], axis=1) for each in (places, reached))
+    seen = kqljax.Transition(obs, action, is_goal.astype(float), next_obs, is_goal)
+    effect = np.array([[-step, 0.0], [step, 0.0]])
+    kernel = Afterstate(TwoScale(eta=np.array([100.0, 1.0]), eta_action=0.05), effect=effect)
+    cfg, state = learned(seen, capacity=80, kernel=kernel, num_actions=2, terminal_value=0.0)
+    panel = Panel(members=1, widest=1.0, depth=0, hope=1.0)
+    committee = meet(cfg, state, panel)
+    for at in (-0.9, -0.3, 0.4, 0.9):
+        chosen, value = ask(cfg, state, committee, panel, np.array([at, 0.0]))
+        assert int(chosen) == 1
+        assert float(value[1]) == pytest.approx(panel.gamma ** (round((1.0 - at) / step) - 1), abs=0.1)
+
+
 def test_empty_slots_do_not_count(seen):
     cfg, state = learned(seen)
     roomy_cfg, roomy = learned(seen, capacity=COUNT + 7)
