@@ -46,7 +46,7 @@ table1: $(READY) ## The paper's Table 1 with 30 seeds (about an hour and a half)
 	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random \
 	  --out results/table1
 
-recipe: $(READY) ## The robust recipe: 100 seeds, ablation, fewer steps, other tasks (two hours or more; goes on where it was stopped)
+recipe: $(READY) ## The robust recipe: 100 seeds, ablation, fewer steps, other tasks (about an hour and a half; goes on where it was stopped)
 	$(BIN)/python benchmarks/recipe.py
 
 times: $(READY)  ## Seconds of training a seed, everything in one go (ten minutes; leave the machine alone)
