@@ -29,7 +29,7 @@ import kqljax
 from kqljax.arrays import few_columns, pad
 from kqljax.posterior import gram
 from kqljax.report import records
-from kqljax.rollout import STAGES
+from kqljax.rollout import STAGES, stage_capacities
 
 NUM_ACTIONS, OBS_DIM, ETA = 3, 4, 1.0
 
@@ -50,13 +50,9 @@ def taken(step):
     return (7 * step) % 5 % NUM_ACTIONS
 
 
-def stage_capacities(horizon: int) -> list[int]:
-    return [-(-horizon * (stage + 1) // STAGES) for stage in range(STAGES)]
-
-
 def engine_run(cfg, obs):
     """Actions `[T]` it would take and the final state: the loop of `kqljax.train` without an environment."""
-    capacities = stage_capacities(cfg.horizon)
+    capacities = stage_capacities(cfg, cfg.horizon, STAGES)
 
     def body(carry, inputs):
         state, would = carry
@@ -86,7 +82,7 @@ def products_run(states):
         whitened = gram.whiten(posterior, columns)
         direction, weights = gram.unwhiten(posterior, whitened.T[:2])
         asked = jnp.repeat(jnp.stack([direction, weights], axis=1), NUM_ACTIONS, axis=1)
-        return 0.5 * columns + pad(few_columns(cross, asked), num_columns - 2 * NUM_ACTIONS, 1)
+        return columns + pad(few_columns(cross, asked), num_columns - 2 * NUM_ACTIONS, 1)
 
     done, found = 0, []
     for posterior, cross in states:
@@ -98,9 +94,9 @@ def products_run(states):
     return found
 
 
-def empty_states(horizon: int) -> list:
+def empty_states(cfg) -> list:
     """Whitener and cross Gram matrix at each stage of a run."""
-    capacities = stage_capacities(horizon)
+    capacities = stage_capacities(cfg, cfg.horizon, STAGES)
     posterior, found = gram.init(OBS_DIM, NUM_ACTIONS, capacities[0]), []
     for capacity in capacities:
         posterior = gram.grow(posterior, capacity, is_full=True)
@@ -141,7 +137,7 @@ def measure(horizon: int, repeats: int) -> dict:
     compile_seconds = time.perf_counter() - start
     actions, state = jax.block_until_ready(compiled(cfg, jnp.asarray(obs)))
 
-    states, products = empty_states(horizon), jax.jit(products_run)
+    states, products = empty_states(cfg), jax.jit(products_run)
     jax.block_until_ready(products(states))
 
     engine_seconds, product_seconds, numpy_seconds = [], [], []
