@@ -1,0 +1,399 @@
+"""Kernel ridge regression, solved afresh: on all pairs, or on centres chosen among them.
+
+With K the Gram matrix of n stored inputs, k_x the kernels between x and them, and a ridge lam:
+
+    mean(x) = k_x^T (K + lam I)^-1 y,        std(x)^2 = k(x, x) - k_x^T (K + lam I)^-1 k_x.
+
+std is the width of Algorithm 1 times the square root of lam.
+
+**All pairs.** `factor` once, then `solve`, `predict` and `std` as often as wanted, and `log_evidence` for kernel parameters:
+
+    fitted = factor(gram, ridge)
+    weights = solve(fitted, targets)
+    mean, deviation = cross.T @ weights, std(fitted, cross, prior=1.0)
+
+**Centres.** A pivoted Cholesky factorisation, a block of pivots at a time, gives features F with F F^T <= K and the residual
+of each row's k(x, x) that they leave out (`span`). With M = F^T F + lam I and the features f of x (`ridge_on_features`):
+
+    mean(x) = f^T M^-1 F^T y,        std(x)^2 = k(x, x) - |f|^2 + lam f^T M^-1 f.
+
+k(x, x) - |f|^2 is the residual at x: what the centres do not span counts as not known. The cost follows the rank that the kernel
+turns out to have, because blocks of pivots and blocks of rows are loops whose lengths are known only at run time.
+
+Factors are meant to be float64: kernels as smooth as these give Gram matrices that float32 cannot factor. A factorisation that
+fails gives numbers that are not finite, and `is_finite` says so. Everything can be vmapped: on an accelerator all seeds are
+factored in one batched call, on a CPU one after the other (batches of small matrices gain nothing there, and with two CPU
+devices LAPACK's batched calls block each other in jax 0.10).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kqljax.arrays import dot
+
+Array = jax.Array
+
+
+def _one_by_one_on_cpu(operation: Callable[..., Array]) -> Callable[..., Array]:
+    """The operation, which under vmap becomes one batched call on accelerators and a loop on a CPU."""
+    single = jax.custom_batching.custom_vmap(operation)
+
+    @single.def_vmap
+    def rule(axis_size: int, in_batched: Any, *args: Any) -> tuple[Array, bool]:
+        args = tuple(
+            arg if batched else jnp.broadcast_to(arg, (axis_size, *arg.shape))
+            for arg, batched in zip(args, in_batched, strict=True)
+        )
+        result = lax.platform_dependent(
+            *args,
+            cpu=lambda *args: lax.map(lambda each: single(*each), args),
+            default=lambda *args: jax.vmap(operation)(*args),
+        )
+        return result, True
+
+    return single
+
+
+@_one_by_one_on_cpu
+def cholesky(matrix: Array) -> Array:
+    """Lower Cholesky factor `[n, n]` of a positive definite matrix; not finite where it is not one."""
+    return jnp.linalg.cholesky(matrix, symmetrize_input=False)
+
+
+@_one_by_one_on_cpu
+def solve_lower(lower: Array, right: Array) -> Array:
+    """lower^-1 right for a lower triangular matrix `[n, n]` and `[n, c]`."""
+    return lax.linalg.triangular_solve(lower, right, left_side=True, lower=True)
+
+
+@_one_by_one_on_cpu
+def solve_lower_transposed(lower: Array, right: Array) -> Array:
+    """lower^-T right for a lower triangular matrix `[n, n]` and `[n, c]`."""
+    return lax.linalg.triangular_solve(lower, right, left_side=True, lower=True, transpose_a=True)
+
+
+def solve_factored(lower: Array, right: Array) -> Array:
+    """(lower lower^T)^-1 right, for `right` `[n, c]`."""
+    return solve_lower_transposed(lower, solve_lower(lower, right))
+
+
+@jax.custom_batching.custom_vmap
+def largest(number: Array) -> Array:
+    """`number` `[]`; under vmap the largest of the batch, the same for all and no longer batched.
+
+    Loops that run this many times, and a switch on it, stay one loop and one switch under vmap.
+    """
+    return number
+
+
+@largest.def_vmap
+def _(axis_size: int, in_batched: Any, number: Array) -> tuple[Array, bool]:
+    # Again `largest`: there may be a second vmap around this one.
+    return largest(jnp.max(number)), False
+
+
+# All pairs -----------------------------------------------------------------------------------------------------------
+
+
+class Factor(NamedTuple):
+    """What is left of a Gram matrix once it is factored.
+
+    Attributes:
+      lower: `[n, n]` Cholesky factor of K + ridge I; rows that are masked out are those of the identity.
+      mask: `[n]` bool, the rows that count.
+      is_finite: `[]` bool, whether the factorisation worked.
+    """
+
+    lower: Array
+    mask: Array
+    is_finite: Array
+
+
+def factor(gram: Array, ridge: Any, mask: Array | None = None) -> Factor:
+    """Factors K + ridge I.
+
+    Args:
+      gram: K `[n, n]`.
+      ridge: lam `[]`.
+      mask: `[n]` bool, rows of a padded Gram matrix that count; by default all of them.
+
+    Examples:
+      >>> from kqljax import regression
+      >>> x = jnp.linspace(-1.0, 1.0, 5)
+      >>> gram = jnp.exp(-((x[:, None] - x) ** 2))
+      >>> fitted = regression.factor(gram, 1e-6)
+      >>> weights = regression.solve(fitted, jnp.sin(x))
+      >>> bool(jnp.allclose(gram @ weights, jnp.sin(x), atol=1e-4)), bool(fitted.is_finite)
+      (True, True)
+    """
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+        raise ValueError(f"gram must be square, the kernels between n inputs, got shape {gram.shape}.")
+    mask = jnp.ones(gram.shape[0], bool) if mask is None else mask
+    if mask.shape != gram.shape[:1]:
+        raise ValueError(f"mask must have one entry for each of the {gram.shape[0]} rows of gram, got shape {mask.shape}.")
+    both = mask[:, None] & mask
+    lower = cholesky(jnp.where(both, gram, 0.0) + jnp.diag(jnp.where(mask, ridge, 1.0).astype(gram.dtype)))
+    return Factor(lower, mask, jnp.all(jnp.isfinite(lower)))
+
+
+def whiten(fitted: Factor, columns: Array) -> Array:
+    """lower^-1 columns, `[n, c]`; rows that are masked out are 0."""
+    return solve_lower(fitted.lower, jnp.where(fitted.mask[:, None], columns, 0.0))
+
+
+def solve(fitted: Factor, targets: Array) -> Array:
+    """(K + ridge I)^-1 targets, for `[n]` or `[n, c]`."""
+    columns = targets if targets.ndim == 2 else targets[:, None]
+    solved = solve_factored(fitted.lower, jnp.where(fitted.mask[:, None], columns, 0.0))
+    return solved if targets.ndim == 2 else solved[:, 0]
+
+
+def std(fitted: Factor, cross: Array, prior: Any = 1.0) -> Array:
+    """std `[q]` at q inputs, from the kernels `[n, q]` between the stored inputs and them and their own k(x, x)."""
+    return jnp.sqrt(jnp.maximum(prior - jnp.sum(whiten(fitted, cross) ** 2, axis=0), 0.0))
+
+
+def log_evidence(fitted: Factor, targets: Array) -> Array:
+    """Log marginal likelihood of `[n, c]` targets, up to a constant.
+
+    Each of the c columns is a Gaussian process with this kernel and an amplitude of its own, set to its most likely value:
+    -n/2 sum_c log mean(z_c^2) - c sum log diag(lower), with z = lower^-1 targets.
+    """
+    count = jnp.sum(fitted.mask)
+    power = jnp.sum(whiten(fitted, targets) ** 2, axis=0) / count
+    volume = jnp.sum(jnp.log(jnp.diagonal(fitted.lower)))
+    return -0.5 * count * jnp.sum(jnp.log(jnp.maximum(power, 1e-18))) - targets.shape[1] * volume
+
+
+# Centres -------------------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """Inputs of a regression in blocks: n stored ones, and other inputs where it will be asked.
+
+    Row block r holds `size` stored inputs, followed by `groups - 1` times as many others.
+
+    Attributes:
+      count: `[]` int32, n, the stored inputs; they come first.
+      blocks: R, static.
+      size: stored inputs in a block, static.
+      groups: static; 1 where there are no others.
+    """
+
+    count: Array
+    blocks: int
+    size: int
+    groups: int
+
+    @property
+    def in_use(self) -> Array:
+        """Blocks that hold a stored input; under vmap, of any seed: one length for all, so that loops stay loops."""
+        return (largest(self.count) + self.size - 1) // self.size
+
+
+class Span(NamedTuple):
+    """Features of a kernel on centres, m = B b of them at most, H = groups * size rows in a block.
+
+    Attributes:
+      index: `[m]` int32, the stored inputs that are centres.
+      is_used: `[m]` bool; False where a place was not needed.
+      lower: `[m, m]` Cholesky factor of the kernel between the centres, up to a jitter; the identity where unused.
+      features: `[R, H, m]` f = lower^-1 k_centres(x) of each row. Only what lies below `blocks` and `Rows.in_use` is written.
+      residual: `[R, H]` k(x, x) - |f|^2.
+      blocks: `[]` int32, blocks of centres that were needed.
+    """
+
+    index: Array
+    is_used: Array
+    lower: Array
+    features: Array
+    residual: Array
+    blocks: Array
+
+
+def empty_span(rows: Rows, most: int, dtype: Any, work: Array | None = None) -> Span:
+    """No centres yet."""
+    height = rows.groups * rows.size
+    return Span(
+        index=jnp.zeros(most, jnp.int32),
+        is_used=jnp.zeros(most, bool),
+        lower=jnp.eye(most, dtype=dtype),
+        features=jnp.zeros((rows.blocks, height, most), dtype) if work is None else work,
+        residual=jnp.zeros((rows.blocks, height), dtype),
+        blocks=jnp.int32(0),
+    )
+
+
+def span(
+    kernel: Callable[[Array, Array], Array],
+    between: Callable[[Array], Array],
+    rows: Rows,
+    *,
+    most: int,
+    block: int,
+    tolerance: Any,
+    jitter: Any = 1e-7,
+    prior: Any = 1.0,
+    most_blocks: Any = None,
+    pivots: tuple[Array, Array] | None = None,
+    is_free: Array | None = None,
+    work: Array | None = None,
+) -> Span:
+    """Chooses centres by pivoted Cholesky factorisation, `block` of them at a time.
+
+    The pivots of a block are taken at equal shares of the residual, summed over the stored inputs in their order: where much is
+    left to explain, many are taken. It ends when no stored input has a residual above the tolerance, or at `most` centres.
+
+    Args:
+      kernel: kernel(r, index) -> `[H, b]` between the rows of block r and the stored inputs `index` `[b]`.
+      between: between(index) -> `[b, b]` among stored inputs.
+      rows: how the rows are laid out.
+      most: m, static, a multiple of `block`.
+      tolerance: `[]` residual below which an input counts as spanned.
+      jitter: `[]` added to the diagonal of a block before it is factored.
+      prior: k(x, x), the same for all x.
+      most_blocks: `[]` int32, fewer blocks than m / block.
+      pivots: index `[m]` and is_used `[m]` of another span, to take its centres as far as they are needed.
+      is_free: `[]` bool, not to take them after all.
+      work: features of another span of the same size, whose memory can be used again.
+
+    Examples:
+      >>> from kqljax import regression
+      >>> x = jnp.linspace(-1.0, 1.0, 64)
+      >>> gram = jnp.exp(-((x[:, None] - x) ** 2))
+      >>> rows = regression.Rows(jnp.int32(64), blocks=1, size=64, groups=1)
+      >>> found = regression.span(
+      ...     lambda r, index: gram[:, index], lambda index: gram[index][:, index], rows, most=32, block=8, tolerance=1e-8
+      ... )
+      >>> f, _ = regression.dense(found, rows, rows.blocks, 32)
+      >>> bool(jnp.abs(f @ f.T - gram).max() < 1e-6), int(found.blocks)
+      (True, 2)
+    """
+    if most % block:
+        raise ValueError(f"most={most} centres are taken in blocks of {block}: make it a multiple of that.")
+    height = rows.groups * rows.size
+    dtype = jnp.result_type(tolerance, jnp.zeros(()))
+    columns = most // block
+    limit = columns if most_blocks is None else jnp.minimum(most_blocks, columns)
+    is_stored = (jnp.arange(rows.blocks * rows.size) < rows.count).reshape(rows.blocks, rows.size)
+    in_use = rows.in_use
+    identity = jnp.eye(block, dtype=dtype)
+
+    def put(array: Array, value: Array, *start: Any) -> Array:
+        start = start + (0,) * (array.ndim - len(start))
+        return lax.dynamic_update_slice(array, value.astype(array.dtype), tuple(jnp.asarray(each, jnp.int32) for each in start))
+
+    def left(residual: Array) -> Array:
+        return jnp.where(is_stored, residual[:, : rows.size], 0.0).reshape(-1)
+
+    def choose(j: Array, stored: Array) -> tuple[Array, Array]:
+        """Pivots of block j `[b]`, and which of them count."""
+        total = jnp.cumsum(stored)
+        share = (jnp.arange(block, dtype=dtype) + 0.5) / block * total[-1]
+        index = jnp.sum(total[:, None] < share, axis=0).astype(jnp.int32)
+        index = jnp.minimum(index, rows.count - 1)
+        is_new = jnp.concatenate([jnp.ones(1, bool), index[1:] != index[:-1]])
+        if pivots is not None:
+            given = tuple(lax.dynamic_slice_in_dim(each, j * block, block) for each in pivots)
+            free = jnp.array(False) if is_free is None else is_free
+            index, is_new = jnp.where(free, index, given[0]), jnp.where(free, is_new, given[1])
+        return index, is_new & (stored[index] > tolerance)
+
+    def one_block(carry: tuple[Array, Span]) -> tuple[Array, Span]:
+        j, found = carry
+        stored = left(found.residual)
+        index, is_new = choose(j, stored)
+        index = jnp.where(is_new, index, 0)
+        # Features that the pivots have so far, [b, m]; columns from j * b on were not written yet.
+        at_pivots = found.features[index // rows.size, index % rows.size]
+        at_pivots = jnp.where((jnp.arange(most) < j * block) & is_new[:, None], at_pivots, 0.0)
+        gram = between(index) - dot(at_pivots, at_pivots.T)
+        gram = jnp.where(is_new[:, None] & is_new, gram, 0.0) + jnp.diag(jnp.where(is_new, jitter, 1.0).astype(dtype))
+        lower = cholesky(gram)
+        inverse = solve_lower(lower, identity)
+
+        def one_row_block(r: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            features, residual = carry
+
+            def subtract(k: Array, cross: Array) -> Array:
+                known = lax.dynamic_slice(features, (r, jnp.int32(0), k * block), (1, height, block))[0]
+                return cross - dot(known, lax.dynamic_slice_in_dim(at_pivots, k * block, block, 1).T)
+
+            cross = lax.fori_loop(0, j, subtract, jnp.where(is_new, kernel(r, index), 0.0))
+            new = dot(cross, inverse.T)
+            remaining = jnp.maximum(residual[r] - jnp.sum(new**2, axis=1), 0.0)
+            return put(features, new[None], r, 0, j * block), put(residual, remaining[None], r)
+
+        features, residual = lax.fori_loop(0, in_use, one_row_block, (found.features, found.residual))
+        stripe = put(at_pivots, lower, 0, j * block)
+        found = Span(
+            index=put(found.index, index, j * block),
+            is_used=lax.dynamic_update_slice_in_dim(found.is_used, is_new, j * block, 0),
+            lower=put(found.lower, stripe, j * block),
+            features=features,
+            residual=residual,
+            blocks=j + 1,
+        )
+        return j + 1, found
+
+    def is_going(carry: tuple[Array, Span]) -> Array:
+        j, found = carry
+        return (j < limit) & (largest(jnp.max(left(found.residual))) > tolerance)
+
+    start = empty_span(rows, most, dtype, work)._replace(residual=jnp.full((rows.blocks, height), prior, dtype))
+    return lax.while_loop(is_going, one_block, (jnp.int32(0), start))[1]
+
+
+def dense(found: Span, rows: Rows, row_blocks: int, width: int) -> tuple[Array, Array]:
+    """Features of the first row blocks and the first `width` centres: stored `[n, width]`, others `[row_blocks, H - size, width]`.
+
+    Rows and centres that were not written are 0, whatever the memory holds. n = row_blocks * size.
+    """
+    part = found.features[:row_blocks, :, :width]
+    is_stored = (jnp.arange(row_blocks * rows.size) < rows.count).reshape(row_blocks, rows.size)
+    is_stored = jnp.tile(is_stored, (1, rows.groups))
+    part = jnp.where(is_stored[:, :, None] & found.is_used[:width], part, 0.0)
+    return part[:, : rows.size].reshape(-1, width), part[:, rows.size :]
+
+
+class FeatureRidge(NamedTuple):
+    """Ridge regression on features F `[n, m]`.
+
+    Attributes:
+      lower: `[m, m]` Cholesky factor of M = F^T F + ridge I.
+    """
+
+    lower: Array
+
+    def operator(self, features: Array) -> Array:
+        """G `[m, n]` = M^-1 F^T, which takes targets to weights."""
+        identity = jnp.eye(self.lower.shape[0], dtype=self.lower.dtype)
+        return dot(solve_factored(self.lower, identity), features.T)
+
+    def leverage(self, features: Array) -> Array:
+        """f^T M^-1 f of rows `[q, m]`, in their dtype: `[q]`."""
+        identity = jnp.eye(self.lower.shape[0], dtype=self.lower.dtype)
+        inverse = solve_lower(self.lower, identity).astype(features.dtype)
+        return jnp.sum(dot(features, inverse.T) ** 2, axis=-1)
+
+
+def ridge_on_features(features: Array, ridge: Any) -> FeatureRidge:
+    """Factors F^T F + ridge I."""
+    gram = dot(features.T, features)
+    return FeatureRidge(cholesky(gram + ridge * jnp.eye(gram.shape[0], dtype=gram.dtype)))
+
+
+def at_size(counts: tuple[Array, ...], sizes: tuple[tuple[int, ...], ...], branch: Callable[..., Any]) -> Any:
+    """branch(*size) for the first of the static sizes that holds the counts; the last holds everything."""
+    if len(sizes) == 1:
+        return branch(*sizes[0])
+    holds = [jnp.all(jnp.stack([count <= most for count, most in zip(counts, size, strict=True)])) for size in sizes[:-1]]
+    which = jnp.argmax(jnp.stack([*holds, jnp.array(True)]))
+    return lax.switch(which, [functools.partial(branch, *size) for size in sizes])

@@ -1,0 +1,177 @@
+"""The finished policy's values: an ensemble of kernel widths, without bonus."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kqljax import regression
+from kqljax.arrays import dot
+from kqljax.rounds.backups import back_up, rewards_of
+from kqljax.rounds.pairs import stored_pairs
+from kqljax.rounds.recipe import Recipe
+from kqljax.rounds.transitions import Transitions
+from kqljax.rounds.widths import Scales, agree, squared_distances
+
+Array = jax.Array
+
+BLOCK = 64
+"""Centres that are chosen at a time."""
+
+
+class Ensemble(NamedTuple):
+    """Values of several kernel widths on common centres.
+
+    Attributes:
+      place: `[m, l]` centres.
+      coupling: `[A, m]` 1 where an action is the centre's, less elsewhere, 0 where a centre is not used.
+      weights: `[M, m]` of each member, the widest first.
+      scale: `[l]` inverse squared widths of the widest member.
+      displacement: `[A, l]`.
+      blocks: `[]` int32, blocks of centres in use.
+      cap: `[]` the largest value.
+    """
+
+    place: Array
+    coupling: Array
+    weights: Array
+    scale: Array
+    displacement: Array
+    blocks: Array
+    cap: Array
+
+
+class Centres(NamedTuple):
+    """Attributes: `index` `[m]` int32 of stored pairs; `is_used` `[m]` bool; `blocks` `[]` int32 in use."""
+
+    index: Array
+    is_used: Array
+    blocks: Array
+
+
+class EnsembleFit(NamedTuple):
+    """Attributes: `ensemble`; its `centres`; `backups` `[M]` int32 of each member; `is_finite` `[]` bool."""
+
+    ensemble: Ensemble
+    centres: Centres
+    backups: Array
+    is_finite: Array
+
+
+def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_blocks: Any = None) -> EnsembleFit:
+    """Fits every member to all transitions, each with backups of its own.
+
+    How a regression extrapolates is mostly a matter of its width, which the transitions leave open. Where the data decide, the
+    members agree; elsewhere their mistakes differ and average out.
+
+    Args:
+      most_blocks: `[]` int32, fewer blocks of centres than the recipe has; where a quick fit is enough.
+    """
+    pairs = stored_pairs(transitions, scales.displacement)
+    rows = pairs.rows
+    size = rows.blocks * rows.size
+    most = recipe.finish_centres
+    block = min(BLOCK, most)
+    widest = recipe.widest * scales.weights
+    cap = 1.0 / (1.0 - recipe.finish_gamma)
+    rewards = rewards_of(transitions, recipe.finish_gamma, size)
+    dtype = rewards.reward.dtype
+    columns = most // block
+
+    def member(carry: tuple[Centres, Array, Array], scale: Array) -> tuple[Any, Any]:
+        """The first member chooses the centres; the others take them, as far as they need them."""
+        chosen, work, is_first = carry
+        kernel, between = pairs.kernel(scale * widest, recipe.finish_coupling)
+        found = regression.span(
+            kernel,
+            between,
+            rows,
+            most=most,
+            block=block,
+            tolerance=recipe.span_tolerance,
+            most_blocks=jnp.where(is_first, limit, chosen.blocks),
+            pivots=(chosen.index, chosen.is_used),
+            is_free=is_first,
+            work=work,
+        )
+
+        def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array]:
+            width = column_blocks * block
+            features, successors = regression.dense(found, rows, row_blocks, width)
+            operator = regression.ridge_on_features(features, recipe.finish_ridge).operator(features)
+            part = rewards.first(row_blocks * rows.size)
+            done = back_up(
+                operator,
+                successors,
+                jnp.zeros(successors.shape[:2]),
+                part,
+                jnp.zeros(features.shape[0]),
+                cap=cap,
+                most=recipe.finish_backups,
+                tolerance=recipe.finish_tolerance,
+            )
+            mean = dot(operator, part.targets(done.value.astype(dtype)))
+            return jnp.pad(mean, (0, most - width)), done.count
+
+        mean, count = regression.at_size(
+            (rows.in_use, regression.largest(found.blocks)), _sizes(rows.blocks, columns), solve
+        )
+        weights = regression.solve_lower_transposed(found.lower, mean[:, None])[:, 0]
+        new = Centres(found.index, found.is_used, found.blocks)
+        chosen = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), new, chosen)
+        return (chosen, found.features, jnp.array(False)), (weights, count)
+
+    scales_of = [float(recipe.ratio) ** i for i in range(recipe.members)]
+    empty = regression.empty_span(rows, most, dtype)
+    start = Centres(empty.index, empty.is_used, empty.blocks), empty.features, jnp.array(True)
+    limit = columns if most_blocks is None else jnp.minimum(most_blocks, columns)
+    first = min(3, recipe.members - 1)
+    order = [first, *(i for i in range(recipe.members) if i != first)]
+    (chosen, _, _), (weights, count) = lax.scan(member, start, jnp.asarray([scales_of[i] for i in order], dtype))
+    back = jnp.argsort(jnp.asarray(order))
+    weights, count = weights[back], count[back]
+    coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[chosen.index], recipe.finish_coupling)
+    ensemble = Ensemble(
+        place=pairs.stored_place[chosen.index],
+        coupling=coupling * chosen.is_used,
+        weights=weights,
+        scale=widest,
+        displacement=scales.displacement,
+        blocks=chosen.blocks,
+        cap=jnp.asarray(cap, dtype),
+    )
+    return EnsembleFit(ensemble, chosen, count, jnp.all(jnp.isfinite(weights)))
+
+
+def _sizes(rows: int, columns: int) -> tuple[tuple[int, int], ...]:
+    """Blocks of rows and of centres that programs are compiled for."""
+    sizes = ((4, 1), (rows, 1), (rows, 2), (rows, 4))
+    return (*(size for size in sizes if size[0] <= rows and size[1] < columns), (rows, columns))
+
+
+def member_values(recipe: Recipe, ensemble: Ensemble, obs: Array) -> Array:
+    """Clipped values `[M, n, A]` at `obs` `[n, l]`."""
+    num_actions, most = ensemble.coupling.shape
+    count = obs.shape[0]
+    block = min(BLOCK, most)
+    place = (obs[None] + ensemble.displacement[:, None]).reshape(num_actions * count, -1)
+
+    def add(k: Array, total: Array) -> Array:
+        def part(array: Array, axis: int) -> Array:
+            return lax.dynamic_slice_in_dim(array, k * block, block, axis)
+
+        kernel = jnp.exp(-squared_distances(place, part(ensemble.place, 0), ensemble.scale))
+        kernel = kernel.reshape(num_actions, count, block)
+        coupling, weights = part(ensemble.coupling, 1), part(ensemble.weights, 1)
+        values = []
+        for i in range(recipe.members):
+            kernel = lax.integer_pow(kernel, recipe.ratio) if i else kernel
+            values.append(jnp.einsum("anm,am->na", kernel, coupling * weights[i], precision=lax.Precision.HIGHEST))
+        return total + jnp.stack(values)
+
+    start = jnp.zeros((recipe.members, count, num_actions), ensemble.weights.dtype)
+    total = lax.fori_loop(0, regression.largest(ensemble.blocks), add, start)
+    return jnp.clip(total, 0.0, ensemble.cap)

@@ -1,0 +1,162 @@
+"""A model of the environment's steps by the same regression, and plans in it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kqljax import regression
+from kqljax.arrays import dot
+from kqljax.rounds.ensemble import BLOCK, Centres, Ensemble, member_values
+from kqljax.rounds.pairs import padded, stored_pairs
+from kqljax.rounds.recipe import Recipe
+from kqljax.rounds.transitions import Transitions
+from kqljax.rounds.widths import Scales, agree, squared_distances
+
+Array = jax.Array
+
+
+class Model(NamedTuple):
+    """Steps, rewards and ends of a pair.
+
+    Attributes:
+      obs: `[m, l]` centres.
+      coupling: `[A, m]` 1 where an action is the centre's, less elsewhere, 0 where a centre is not used.
+      weights: `[m, l + 2]` for s' - s, the reward and the share of an end.
+      mean: `[l + 1]` of s' - s and the reward.
+      scale: `[l]` inverse squared widths.
+      held: `[]` int32, steps that an action of a plan is held.
+      end_value: `[]` the value of an end.
+      blocks: `[]` int32, blocks of centres in use.
+    """
+
+    obs: Array
+    coupling: Array
+    weights: Array
+    mean: Array
+    scale: Array
+    held: Array
+    end_value: Array
+    blocks: Array
+
+
+def _kernel(recipe: Recipe, distance: Array) -> Array:
+    wide = jnp.exp(-distance)
+    return wide + recipe.narrow_share * lax.integer_pow(wide, recipe.narrow_scale)
+
+
+def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres: Centres) -> Model:
+    """Ridge regression of s' - s, reward and end on the pair, on the centres of the ensemble.
+
+    A hundredth of a narrow kernel keeps what happens at one place, a wall, local.
+    """
+    weights, dtype = scales.weights, scales.weights.dtype
+    pairs = stored_pairs(transitions, jnp.zeros_like(scales.displacement), with_successors=False)
+    rows = pairs.rows
+    most = centres.index.size
+    block = min(BLOCK, most)
+    kernel, between = pairs.kernel(weights, recipe.model_coupling, lambda distance: _kernel(recipe, distance))
+    found = regression.span(
+        kernel,
+        between,
+        rows,
+        most=most,
+        block=block,
+        tolerance=recipe.span_tolerance,
+        prior=1.0 + recipe.narrow_share,
+        most_blocks=centres.blocks,
+        pivots=(centres.index, centres.is_used),
+    )
+    is_stored = padded(transitions.is_stored)[:, None]
+    moved = jnp.concatenate([transitions.next_obs - transitions.obs, transitions.reward[:, None]], axis=1)
+    moved = padded(moved)
+    mean = jnp.sum(jnp.where(is_stored, moved, 0.0), axis=0) / jnp.maximum(transitions.count, 1)
+    targets = jnp.where(is_stored, moved - mean, 0.0)
+    ended = padded(transitions.ended).astype(dtype)[:, None]
+
+    def solve(column_blocks: int) -> Array:
+        width = column_blocks * block
+        features = regression.dense(found, rows, rows.blocks, width)[0]
+        gram = dot(features.T, features)
+
+        def weights(ridge: Any, columns: Array) -> Array:
+            lower = regression.cholesky(gram + ridge * jnp.eye(width, dtype=dtype))
+            return regression.solve_factored(lower, dot(features.T, columns))
+
+        both = jnp.concatenate([weights(recipe.model_ridge, targets), weights(recipe.ends_ridge, ended)], axis=1)
+        return jnp.pad(both, ((0, most - width), (0, 0)))
+
+    columns = most // block
+    sizes = ((2,), (columns,)) if columns > 2 else ((columns,),)
+    solved = regression.at_size((regression.largest(found.blocks),), sizes, solve)
+    coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[centres.index], recipe.model_coupling)
+    end_value = transitions.end_value / (1.0 - recipe.finish_gamma)
+    return Model(
+        obs=pairs.stored_place[centres.index],
+        coupling=coupling * found.is_used,
+        weights=regression.solve_lower_transposed(found.lower, solved),
+        mean=mean,
+        scale=weights,
+        held=_held(recipe, transitions, weights),
+        end_value=jnp.asarray(end_value, dtype),
+        blocks=found.blocks,
+    )
+
+
+def _held(recipe: Recipe, transitions: Transitions, weights: Array) -> Array:
+    """Steps until the state has moved `stride` widths, in 1..most_held."""
+    goes_on = transitions.is_stored & ~transitions.ended
+    distance = jnp.sqrt(jnp.sum(weights * (transitions.next_obs - transitions.obs) ** 2, axis=1))
+    mean = jnp.sum(jnp.where(goes_on, distance, 0.0)) / jnp.maximum(jnp.sum(goes_on), 1)
+    return jnp.clip(jnp.round(recipe.stride / jnp.maximum(mean, 1e-9)), 1, recipe.most_held).astype(jnp.int32)
+
+
+class ModelStep(NamedTuple):
+    """Attributes: `next_obs` `[n, l]`, `reward` `[n]` in [0, 1], `end` `[n]` share of an end, in [0, 1]."""
+
+    next_obs: Array
+    reward: Array
+    end: Array
+
+
+def predict_step(recipe: Recipe, model: Model, obs: Array, action: Array) -> ModelStep:
+    """Where the model goes from `obs` `[n, l]` by `action` `[n]`."""
+    length = obs.shape[1]
+    block = min(BLOCK, model.obs.shape[0])
+
+    def add(k: Array, total: Array) -> Array:
+        def part(array: Array, axis: int) -> Array:
+            return lax.dynamic_slice_in_dim(array, k * block, block, axis)
+
+        kernel = _kernel(recipe, squared_distances(obs, part(model.obs, 0), model.scale))
+        return total + dot(kernel * part(model.coupling, 1)[action], part(model.weights, 0))
+
+    start = jnp.zeros((obs.shape[0], length + 2), model.weights.dtype)
+    found = lax.fori_loop(0, regression.largest(model.blocks), add, start)
+    reward = jnp.clip(found[:, length] + model.mean[length], 0.0, 1.0)
+    return ModelStep(obs + found[:, :length] + model.mean[:length], reward, jnp.clip(found[:, length + 1], 0.0, 1.0))
+
+
+def plan_values(recipe: Recipe, model: Model, ensemble: Ensemble, obs: Array) -> Array:
+    """`[n, A]` for each first action the value of the best plan: `depth` actions, each held, then the ensemble's mean."""
+    count, num_actions = obs.shape[0], ensemble.coupling.shape[0]
+    gamma = recipe.finish_gamma
+    value, going = jnp.zeros(count, obs.dtype), jnp.ones(count, obs.dtype)
+    for _ in range(recipe.depth):
+        action = jnp.tile(jnp.arange(num_actions), obs.shape[0])
+        obs, value, going = (jnp.repeat(each, num_actions, axis=0) for each in (obs, value, going))
+
+        def hold(i: Array, carry: Any, action: Array = action) -> Any:
+            obs, value, going = carry
+            step = predict_step(recipe, model, obs, action)
+            value = value + going * (step.reward + gamma * step.end * model.end_value)
+            after = step.next_obs, value, going * gamma * (1.0 - step.end)
+            # Under vmap the loop is as long as the longest seed's.
+            return jax.tree.map(lambda new, old: jnp.where(i < model.held, new, old), after, carry)
+
+        obs, value, going = lax.fori_loop(0, regression.largest(model.held), hold, (obs, value, going))
+    last = jnp.max(jnp.mean(member_values(recipe, ensemble, obs), axis=0), axis=1)
+    return jnp.max((value + going * last).reshape(count, num_actions, -1), axis=2)

@@ -1,0 +1,130 @@
+"""Scales from the transitions: widths of the kernel, and where actions lead."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kqljax import regression
+from kqljax.arrays import dot
+from kqljax.rounds.recipe import Recipe
+from kqljax.rounds.transitions import Transitions
+
+Array = jax.Array
+
+
+class Scales(NamedTuple):
+    """What the kernels of a fit are made of.
+
+    Attributes:
+      weights: `[l]` w, the inverse squared width of each coordinate.
+      displacement: `[A, l]` d_a, the mean displacement by each action; 0 for actions that were not taken.
+      fitted_at: `[]` int32, transitions at the last fit of `weights`; 0 before the first.
+    """
+
+    weights: Array
+    displacement: Array
+    fitted_at: Array
+
+
+def squared_distances(x: Array, y: Array, weights: Any) -> Array:
+    """sum_i w_i (x_i - y_i)^2 `[n, m]` between `[n, l]` and `[m, l]`.
+
+    From differences, which is exact for near points, and a coordinate at a time: one fused pass, without an `[n, m, l]` array.
+    """
+    root = jnp.sqrt(weights)
+    x, y = x * root, y * root
+    return sum((x[:, None, i] - y[None, :, i]) ** 2 for i in range(x.shape[1]))
+
+
+def agree(action: Array, other: Array, coupling: Any) -> Array:
+    """`[n, m]`: 1 where the actions agree, `coupling` elsewhere."""
+    return jnp.where(action[:, None] == other, 1.0, coupling)
+
+
+class _Rows(NamedTuple):
+    """Rows that did not end an episode, at most R spread evenly: `[R, l]`, `[R]`, centred `[R, l]`, `[R]` bool."""
+
+    obs: Array
+    action: Array
+    moved: Array
+    mask: Array
+
+    @property
+    def count(self) -> Array:
+        return jnp.sum(self.mask)
+
+
+def _rows(transitions: Transitions, most: int) -> _Rows:
+    capacity, count = transitions.capacity, transitions.count
+    size = min(capacity, most)
+    index = jnp.arange(size)
+    if capacity > most:
+        index = jnp.where(count > most, index * (count - 1) // (most - 1), index)
+    mask = (index < count) & (transitions.discount[index] > 0)
+    obs, moved = transitions.obs[index], transitions.next_obs[index] - transitions.obs[index]
+    mean = jnp.sum(jnp.where(mask[:, None], moved, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
+    return _Rows(obs, transitions.action[index], jnp.where(mask[:, None], moved - mean, 0.0), mask)
+
+
+def spreads(transitions: Transitions, least: Any) -> Array:
+    """`[l]` how far each coordinate was seen to spread: sqrt(deviation * half range), at least `least`; 1 where it never moved."""
+    mask = transitions.is_stored[:, None]
+    count = jnp.maximum(transitions.count, 1)
+    obs = transitions.obs
+    mean = jnp.sum(jnp.where(mask, obs, 0.0), axis=0) / count
+    deviation = jnp.sqrt(jnp.sum(jnp.where(mask, (obs - mean) ** 2, 0.0), axis=0) / count)
+    highest = jnp.max(jnp.where(mask, obs, -jnp.inf), axis=0)
+    lowest = jnp.min(jnp.where(mask, obs, jnp.inf), axis=0)
+    spread = jnp.sqrt(deviation * (highest - lowest) / 2)
+    return jnp.where(spread > 1e-9, jnp.maximum(spread, least), 1.0)
+
+
+def fit_weights(recipe: Recipe, transitions: Transitions) -> Array:
+    """w `[l]` = eta / spread^2, with the eta that makes the steps s' - s most likely.
+
+    They are modelled as a Gaussian process of the pair, in units of the spreads and each scaled to size 1. How fast steps change
+    from state to state is evidence on the kernel that needs no estimate of values.
+    """
+    spread = spreads(transitions, recipe.least_spread)
+    rows = _rows(transitions, recipe.fit_rows)
+    moved = rows.moved / spread
+    size = jnp.sqrt(jnp.sum(moved**2, axis=0) / jnp.maximum(rows.count, 1))
+    moved = moved / jnp.where(size > 1e-9, size, 1.0)
+    distances = squared_distances(rows.obs, rows.obs, spread**-2.0)
+    coupled = agree(rows.action, rows.action, recipe.fit_coupling)
+
+    def score(eta: Array) -> Array:
+        fitted = regression.factor(coupled * jnp.exp(-eta * distances), recipe.fit_noise, rows.mask)
+        # A width whose evidence is not a number is never taken.
+        evidence = regression.log_evidence(fitted, moved)
+        return jnp.where(jnp.isfinite(evidence), evidence, -jnp.inf)
+
+    etas = jnp.asarray(recipe.etas, moved.dtype)
+    return etas[jnp.argmax(lax.map(score, etas))] / spread**2
+
+
+def displacements(recipe: Recipe, transitions: Transitions, weights: Array) -> Array:
+    """d `[A, l]`: the steps are a Gaussian process in the state plus a vector for each action; the vectors, less their mean."""
+    rows = _rows(transitions, recipe.fit_rows)
+    taken = jnp.where(rows.mask[:, None], jax.nn.one_hot(rows.action, transitions.num_actions, dtype=weights.dtype), 0.0)
+    gram = jnp.exp(-squared_distances(rows.obs, rows.obs, weights)) + dot(taken, taken.T)
+    fitted = regression.factor(gram, recipe.fit_noise, rows.mask)
+    effect = dot(taken.T, regression.solve(fitted, rows.moved))
+    was_taken = jnp.any(taken > 0, axis=0)[:, None]
+    return jnp.where(was_taken, effect - jnp.sum(effect, axis=0) / jnp.maximum(jnp.sum(was_taken), 1), 0.0)
+
+
+def initial_scales(recipe: Recipe, obs_dim: int, num_actions: int) -> Scales:
+    """The scales before the first fit."""
+    weights = jnp.full(obs_dim, recipe.start_width, jnp.zeros(()).dtype)
+    return Scales(weights, jnp.zeros((num_actions, obs_dim)), jnp.int32(0))
+
+
+def fit_scales(recipe: Recipe, transitions: Transitions) -> Scales:
+    """Widths and displacements from all transitions."""
+    weights = fit_weights(recipe, transitions)
+    return Scales(weights, displacements(recipe, transitions, weights), transitions.count)
