@@ -8,7 +8,7 @@ Examples in the docstrings begin where these lines end:
     >>> jax.config.update("jax_enable_x64", True)
 """
 
-from kqljax import features, recipes, theory
+from kqljax import features, recipes, regression, rounds, theory
 from kqljax.agent import KQL, AgentStep
 from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
@@ -65,7 +65,9 @@ __all__ = [
     "load_state",
     "make_task",
     "recipes",
+    "regression",
     "rollout_returns",
+    "rounds",
     "save_state",
     "theory",
     "train",

@@ -323,7 +323,8 @@ def span(
             features, residual = carry
 
             def subtract(k: Array, cross: Array) -> Array:
-                known = lax.dynamic_slice(features, (r, jnp.int32(0), k * block), (1, height, block))[0]
+                start = (jnp.asarray(each, jnp.int32) for each in (r, 0, k * block))
+                known = lax.dynamic_slice(features, tuple(start), (1, height, block))[0]
                 return cross - dot(known, lax.dynamic_slice_in_dim(at_pivots, k * block, block, 1).T)
 
             cross = lax.fori_loop(0, j, subtract, jnp.where(is_new, kernel(r, index), 0.0))

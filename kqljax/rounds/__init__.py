@@ -1,4 +1,30 @@
-"""draft"""
+"""Learning in rounds: keep the transitions, fit everything anew from them now and then, act until the next round.
+
+Fitted Q-iteration with KQL's regression and KQL's optimism. Algorithm 1 of the paper, exact and step by step, is
+`kqljax.kql_step`; this is another learner, for people who want every seed to learn. `docs/recipe.md` says what it is made of.
+
+    run = kqljax.rounds.train(key, task, kqljax.rounds.DEFAULT, num_steps=1000)
+    returns = kqljax.rounds.evaluate(key, task, run.policy, num_episodes=100)
+"""
+
+from kqljax.rounds.fit import CPU_COMPILER_OPTIONS, Fit, fit
+from kqljax.rounds.policy import Policy, Values
 from kqljax.rounds.recipe import DEFAULT, Recipe
+from kqljax.rounds.training import Run, RunLog, evaluate, schedule, train
 from kqljax.rounds.transitions import Transitions
-from kqljax.rounds.training import train, evaluate
+
+__all__ = [
+    "CPU_COMPILER_OPTIONS",
+    "DEFAULT",
+    "Fit",
+    "Policy",
+    "Recipe",
+    "Run",
+    "RunLog",
+    "Transitions",
+    "Values",
+    "evaluate",
+    "fit",
+    "schedule",
+    "train",
+]

@@ -168,8 +168,8 @@ def member_values(recipe: Recipe, ensemble: Ensemble, obs: Array) -> Array:
         coupling, weights = part(ensemble.coupling, 1), part(ensemble.weights, 1)
         values = []
         for i in range(recipe.members):
-            kernel = lax.integer_pow(kernel, recipe.ratio) if i else kernel
-            values.append(jnp.einsum("anm,am->na", kernel, coupling * weights[i], precision=lax.Precision.HIGHEST))
+            kernel = lax.integer_pow(jnp.maximum(kernel, 1e-12), recipe.ratio) if i else kernel
+            values.append(lax.dot_general(kernel, coupling * weights[i], (((2,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST).T)
         return total + jnp.stack(values)
 
     start = jnp.zeros((recipe.members, count, num_actions), ensemble.weights.dtype)

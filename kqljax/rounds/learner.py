@@ -59,7 +59,7 @@ class LearnerFit(NamedTuple):
     is_finite: Array
 
 
-def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value: Array, most_new: int, clip_always=False) -> LearnerFit:
+def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value: Array, most_new: int) -> LearnerFit:
     """Fits the learner to all transitions.
 
     Args:
@@ -122,7 +122,7 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value:
         new_features=jnp.zeros((most_new, 2 * recipe.centres), dtype),
         new_whiten=jnp.zeros((most_new, most_new), dtype),
         num_new=jnp.int32(0),
-        is_clipped=jnp.any(transitions.ended) | clip_always,
+        is_clipped=jnp.any(transitions.ended),
     )
     is_finite = jnp.all(jnp.isfinite(learner.weights)) & jnp.all(jnp.isfinite(whiten)) & jnp.all(jnp.isfinite(value))
     return LearnerFit(learner, value[: transitions.capacity], count, is_finite)

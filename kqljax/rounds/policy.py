@@ -20,7 +20,7 @@ from kqljax.rounds.widths import Scales
 
 Array = jax.Array
 
-CHUNK = 32
+CHUNK = 16
 """States whose plans are looked through at a time."""
 
 
@@ -48,9 +48,7 @@ class Policy:
     Attributes:
       recipe: numbers that acting needs.
       ensemble, model: of the transitions.
-      learner, scales: the optimistic learner and its kernel.
-      optimism_gap: `[]` how much more optimism promises than the ensemble, as a share of the cap, over the states reached.
-      is_optimistic: `[]` bool, whether it acts by optimism: exploration is not over.
+      learner, scales: the optimistic learner and what its kernel is made of.
 
     Examples:
       >>> from kqljax import rounds
@@ -67,8 +65,6 @@ class Policy:
     model: Model
     learner: Learner
     scales: Scales
-    optimism_gap: Array
-    is_optimistic: Array
 
     def begin(self, key: Array) -> tuple[()]:
         """What is remembered within an episode: nothing."""

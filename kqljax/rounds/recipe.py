@@ -6,25 +6,45 @@ import dataclasses
 import functools
 from typing import Any
 
+import numpy as np
+
+from kqljax.checks import whole_number
+from kqljax.errors import first_bad, is_known
 from kqljax.pytrees import register
 
-SIZES = (
-    "first_fit",
-    "fit_rows",
-    "least_round",
-    "round_share",
-    "centres",
-    "members",
-    "ratio",
-    "finish_centres",
-    "own_from",
-    "own_growth",
-    "depth",
-    "narrow_scale",
-)
+SIZES = {
+    "first_fit": 2,
+    "fit_rows": 2,
+    "least_round": 1,
+    "centres": 1,
+    "members": 1,
+    "ratio": 1,
+    "finish_centres": 1,
+    "model_centres": 1,
+    "own_from": 0,
+    "depth": 1,
+}
+"""Static whole numbers, and the least that each can be."""
+
+_POSITIVE = (lambda x: np.isfinite(x) & (x > 0), "a positive number")
+_SHARE = (lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
+_DISCOUNT = (lambda x: (x >= 0) & (x < 1), "in [0, 1)")
+_AT_LEAST_0 = (lambda x: x >= 0, "at least 0")
+_AT_LEAST_1 = (lambda x: x >= 1, "at least 1")
+
+RANGES: dict[str, Any] = {
+    **dict.fromkeys(("gamma", "finish_gamma"), _DISCOUNT),
+    **dict.fromkeys(("fit_coupling", "coupling", "finish_coupling", "model_coupling"), _SHARE),
+    **dict.fromkeys(("etas", "fit_noise", "least_spread", "start_width", "ridge", "scale", "tolerance"), _POSITIVE),
+    **dict.fromkeys(("finish_ridge", "widest", "finish_tolerance", "span_tolerance", "model_ridge", "ends_ridge"), _POSITIVE),
+    **dict.fromkeys(("bonus", "narrow_share", "stride", "unclear", "own_unclear"), _AT_LEAST_0),
+    **dict.fromkeys(("backups", "finish_backups", "most_held", "own_blocks"), _AT_LEAST_1),
+}
+"""What the leaves may be."""
 
 
-@functools.partial(register, static=SIZES)
+
+@functools.partial(register, static=(*SIZES, "round_share", "own_growth"))
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Every number of learning in rounds; one set for every task. Sizes are static, all the others are leaves of a pytree.
@@ -58,7 +78,8 @@ class Recipe:
 
     Looking ahead (`kqljax.rounds.model`, `kqljax.rounds.policy`):
       model_coupling, model_ridge, ends_ridge: of the model of steps and rewards, and of ends.
-      narrow_share, narrow_scale: its kernel is exp(-d) + narrow_share * exp(-narrow_scale * d).
+      narrow_share: its kernel is exp(-d) + narrow_share * exp(-27 d): a little of a narrow one keeps a wall local.
+      model_centres: most of the ensemble's centres that it takes.
       depth: actions in a plan.
       stride, most_held: an action is held until the state has moved `stride` widths, at most `most_held` steps.
       unclear: plans decide where the gap between the two best actions is below this many standard deviations over the members.
@@ -68,6 +89,7 @@ class Recipe:
       own_unclear: `unclear` while learning.
       own_from: stored transitions from which on it may.
       own_growth: it is fitted anew when they have grown by this factor.
+      own_blocks: most blocks of 64 centres of such a fit.
 
     Examples:
       >>> import dataclasses
@@ -104,14 +126,14 @@ class Recipe:
     members: int = 5
     finish_backups: Any = 300
     finish_tolerance: Any = 1e-3
-    finish_centres: int = 512
+    finish_centres: int = 256
     span_tolerance: Any = 1e-6
 
     model_coupling: Any = 0.9
     model_ridge: Any = 1e-4
     ends_ridge: Any = 1e-2
     narrow_share: Any = 0.01
-    narrow_scale: int = 27
+    model_centres: int = 256
     depth: int = 2
     stride: Any = 0.5
     most_held: Any = 4
@@ -121,6 +143,25 @@ class Recipe:
     own_unclear: Any = 0.5
     own_from: int = 100
     own_growth: float = 1.2
+    own_blocks: Any = 1
+
+    def validate(self) -> None:
+        """Raises ValueError for numbers that cannot work. Sizes are always looked at, values outside of jit."""
+        for name, least in SIZES.items():
+            whole_number(name, getattr(self, name), least, "It is a size of kqljax.rounds.Recipe.")
+        for name, block in (("centres", 32), ("finish_centres", 64), ("model_centres", 64)):
+            if getattr(self, name) > block and getattr(self, name) % block:
+                raise ValueError(f"{name}={getattr(self, name)}: above {block} it must be a multiple of {block}, a block of centres.")
+        if not 0 < self.round_share <= 1:
+            raise ValueError(f"round_share must be in (0, 1], the share of the stored transitions a round lasts, got {self.round_share}.")
+        if not self.own_growth >= 1:
+            raise ValueError(f"own_growth must be at least 1, got {self.own_growth}.")
+        for name, (is_good, wanted) in RANGES.items():
+            value = getattr(self, name)
+            if is_known(value):
+                good = is_good(np.asarray(value, float))
+                if not np.all(good):
+                    raise ValueError(f"{name} must be {wanted}, got {first_bad(value, good)}.")
 
 
 DEFAULT = Recipe()

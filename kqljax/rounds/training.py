@@ -1,7 +1,8 @@
-"""Training in rounds, a fit from any transitions, and evaluation."""
+"""Training in rounds on a task, and evaluation: pure functions that run whole inside jit and vmap."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -10,136 +11,279 @@ import numpy as np
 from jax import lax
 
 from kqljax import regression
-from kqljax.rounds.ensemble import Ensemble, fit_ensemble, member_values
+from kqljax.checks import whole_number
+from kqljax.errors import describe
+from kqljax.rounds.fit import Finished, Fit, check_recipe, finish, initial_value, make_fit, require_float64
 from kqljax.rounds.learner import Learner, append, fit_learner, optimistic, query
-from kqljax.rounds.model import Model, fit_model
 from kqljax.rounds.policy import Policy, finished_action
 from kqljax.rounds.recipe import Recipe
 from kqljax.rounds.transitions import Transitions
-from kqljax.rounds.widths import Scales, fit_scales, initial_scales, displacements
+from kqljax.rounds.widths import Scales, fit_scales, initial_scales
+from kqljax.tasks import Task
 
 Array = jax.Array
-LIVE = True
-RAW = True
+
 
 class Round(NamedTuple):
-    count: Array
-    steps: Array
-    refit: Array
-    finish: Array
+    """One round of a run; its numbers are known before the run begins.
+
+    Attributes:
+      count: transitions stored when it begins.
+      steps: steps it lasts; 0 for the fit that a run ends with.
+      fits_scales: bool, whether widths and displacements are fitted.
+      may_finish: bool, whether the finished policy is fitted if an end is stored.
+    """
+
+    count: Any
+    steps: Any
+    fits_scales: Any
+    may_finish: Any
 
 
-def schedule(recipe: Recipe, num_steps: int) -> list[tuple[int, int, bool, bool]]:
-    """(transitions when a round begins, its steps, whether scales are fitted, whether the finished policy is), in order."""
+def schedule(recipe: Recipe, num_steps: int) -> list[Round]:
+    """The rounds of a run of `num_steps` steps.
+
+    Examples:
+      >>> from kqljax import rounds
+      >>> [each.count for each in rounds.schedule(rounds.DEFAULT, 40)]
+      [0, 5, 10, 15, 20, 25, 30, 35, 40]
+    """
     rounds = []
     count, next_fit, next_own = 0, recipe.first_fit, recipe.own_from
     while count < num_steps:
         steps = min(max(recipe.least_round, int(count * recipe.round_share)), num_steps - count)
-        is_fit, is_own = count >= next_fit, count >= next_own
-        if is_fit:
+        rounds.append(Round(count, steps, count >= next_fit, count >= next_own))
+        if count >= next_fit:
             next_fit = max(2 * next_fit, count)
-        if is_own:
-            next_own = int(np.ceil(recipe.own_growth * count)) if recipe.own_growth > 1 else count + 1
-        rounds.append((count, steps, is_fit, is_own))
+        if count >= next_own:
+            next_own = int(np.ceil(recipe.own_growth * count))
         count += steps
-    return rounds
+    return [*rounds, Round(num_steps, 0, num_steps >= recipe.first_fit, True)]
 
 
-class Finished(NamedTuple):
-    ensemble: Ensemble
-    model: Model
-    gap: Array
+class RoundLog(NamedTuple):
+    """What happened in each of K rounds, and in the fit at the end.
+
+    Attributes:
+      count: `[K]` int32, transitions stored when the round began.
+      backups: `[K]` int32, of the learner.
+      acts_finished: `[K]` bool, the finished policy acted for this round.
+      optimism_gap: `[K]` of the finished policy that was fitted last; infinite before the first.
+      is_finite: `[K]` bool, whether every number of the round's fit was finite.
+    """
+
+    count: Array
+    backups: Array
+    acts_finished: Array
+    optimism_gap: Array
     is_finite: Array
 
 
-def finish(recipe, transitions, scales, value, most_blocks=None):
-    fitted = fit_ensemble(recipe, transitions, scales, most_blocks)
-    model = fit_model(recipe, transitions, scales, fitted.centres)
-    mean = jnp.mean(member_values(recipe, fitted.ensemble, transitions.next_obs), axis=0)
-    goes_on = transitions.is_stored & ~transitions.ended
-    promise = value * (1.0 - recipe.gamma) - jnp.max(mean, axis=1) * (1.0 - recipe.finish_gamma)
-    gap = jnp.sum(jnp.where(goes_on, promise, 0.0)) / jnp.maximum(jnp.sum(goes_on), 1)
-    return Finished(fitted.ensemble, model, gap, fitted.is_finite), fitted.backups
+class RunLog(NamedTuple):
+    """What happened at each of N steps.
+
+    Attributes:
+      action: `[N]`; -1 where a value was not finite (the environment was given 0).
+      raw_reward: `[N]` the environment's own rewards.
+      terminated: `[N]` bool.
+      truncated: `[N]` bool.
+      episode_return: `[N]` sum of raw rewards of the episode up to and with this step.
+      rounds: `RoundLog`.
+    """
+
+    action: Array
+    raw_reward: Array
+    terminated: Array
+    truncated: Array
+    episode_return: Array
+    rounds: RoundLog
 
 
-def train(key, task, recipe, num_steps, own_blocks=1):
+class Run(NamedTuple):
+    """Result of `train`.
+
+    Attributes:
+      policy: the finished policy.
+      transitions: everything that happened, `[N]` rows in order.
+      log: step by step and round by round.
+      fit: the fit at the end, for a warm start of the next; `fit.policy` is `policy`.
+    """
+
+    policy: Policy
+    transitions: Transitions
+    log: RunLog
+    fit: Fit
+
+
+class _Acting(NamedTuple):
+    """A run between two steps: `obs` `[l]`, `env_state`, `episode_steps` `[]`, `episode_return` `[]`."""
+
+    obs: Array
+    env_state: Any
+    episode_steps: Array
+    episode_return: Array
+
+
+def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
+    """Learns on a task in rounds: keep the transitions, fit everything anew now and then, act until the next round.
+
+    Pure: jit it, vmap it over keys and over the numbers of the recipe. One compiled body serves all rounds; its work grows with
+    the transitions that are stored and with the rank of the kernel. On a CPU run seeds one after the other
+    (`kqljax.across_seeds` does), and compile with `jax.jit(..., compiler_options=rounds.CPU_COMPILER_OPTIONS)`.
+
+    Args:
+      task: a `kqljax.Task`.
+      num_steps: steps of the environment, static.
+
+    Examples:
+      >>> from kqljax import rounds
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> run = jax.jit(lambda key: rounds.train(key, task, rounds.DEFAULT, num_steps=40))(jax.random.key(0))
+      >>> run.transitions.obs.shape, run.log.raw_reward.shape, bool(run.log.rounds.is_finite.all())
+      ((40, 2), (40,), True)
+    """
+    require_float64()
+    check_recipe(recipe)
+    if not isinstance(task, Task):
+        raise ValueError(f"task must be a kqljax.Task, got {describe(task)}. Make one with kqljax.make_task or kqljax.Task.wrap.")
+    num_steps = whole_number("num_steps", num_steps, 1, "It is the number of environment steps.")
     plan = schedule(recipe, num_steps)
+    most_new = max(each.steps for each in plan)
     reset_key, step_key = jax.random.split(key)
     obs, env_state = task.reset(reset_key)
-    num_actions = task.num_actions
     end_value = (0.0 - task.reward_low) / (task.reward_high - task.reward_low)
-    transitions = Transitions.empty(num_steps, task.obs_dim, num_actions, end_value)
-    cap = 1.0 / (1.0 - recipe.gamma)
-    most_new = max(steps for _, steps, _, _ in plan)
-    scales = initial_scales(recipe, task.obs_dim, num_actions)
-    value = jnp.full(num_steps, cap)
-    shapes = jax.eval_shape(lambda: finish(recipe, transitions, scales, value)[0])
-    finished = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    # The last entry has no steps: the fit that the run ends with.
-    plan = [*plan, (num_steps, 0, num_steps >= 10**9, True)]
-    xs = Round(*(jnp.asarray(np.array(column), jnp.int32 if i < 2 else bool) for i, column in enumerate(zip(*plan, strict=True))))
+    transitions = Transitions.empty(num_steps, task.obs_dim, task.num_actions, end_value)
+    scales = initial_scales(recipe, task.obs_dim, task.num_actions)
+    value = initial_value(recipe, num_steps)
+    shapes = jax.eval_shape(lambda: finish(recipe, transitions, scales, value))
+    nothing: Finished = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    nothing = nothing._replace(optimism_gap=jnp.full_like(nothing.optimism_gap, jnp.inf))
+    columns = (jnp.asarray(np.array(column)) for column in zip(*plan, strict=True))
+    rounds = Round(*columns)
+    rounds = rounds._replace(count=rounds.count.astype(jnp.int32), steps=rounds.steps.astype(jnp.int32))
 
-    def one_round(carry, this):
-        transitions, scales, value, finished, obs, env_state, episode = carry
-        transitions = _at(transitions, this.count)
-        scales = lax.cond(this.refit, lambda: fit_scales(recipe, transitions), lambda: scales)
-        fitted = fit_learner(recipe, transitions, scales, value, most_new, not RAW)
-        value = fitted.value
+    def one_round(carry: Any, this: Round) -> Any:
+        transitions, scales, value, finished, acting, log, _ = carry
+        scales = lax.cond(this.fits_scales, lambda: fit_scales(recipe, transitions), lambda: scales)
+        learned = fit_learner(recipe, transitions, scales, value, most_new)
         is_last = this.steps == 0
-        any_end = jnp.any(transitions.ended)
-        due = this.finish & ((regression.largest(any_end.astype(jnp.int32)) > 0) | is_last)
+        has_end = jnp.any(transitions.ended)
+        # One decision for all seeds of a vmap, so that it stays a branch.
+        is_due = this.may_finish & (is_last | (regression.largest(has_end.astype(jnp.int32)) > 0))
+        finished = lax.cond(
+            is_due,
+            lambda: finish(recipe, transitions, scales, learned.value, jnp.where(is_last, 2**20, recipe.own_blocks)),
+            lambda: finished,
+        )
+        acts_finished = has_end & (finished.optimism_gap < recipe.own_gap)
+        act = _Actor(recipe, scales, finished, acts_finished)
 
-        def anew():
-            d = displacements(recipe, transitions, scales.weights)
-            blocks = jnp.where(is_last, 10**6, own_blocks)
-            return finish(recipe, transitions, scales._replace(displacement=d), value, blocks)[0]
-
-        finished = lax.cond(due, anew, lambda: finished)
-        is_own = due & any_end & (finished.gap < recipe.own_gap)
-
-        def step(i, carry):
-            transitions, learner, obs, env_state, episode = carry
-            found = query(recipe, learner, scales, obs)
-            values = optimistic(recipe, learner, found)
-            action = jnp.where(jnp.all(jnp.isfinite(values)), jnp.argmax(values), -1).astype(jnp.int32)
-            action = jnp.where(this.count == 0, 0, action)
-            action = lax.cond(is_own, lambda: finished_action(recipe, finished.ensemble, finished.model, obs[None], recipe.own_unclear)[0], lambda: action)
-            if LIVE: learner = append(recipe, learner, found, jnp.maximum(action, 0))
-            after = task.step(jax.random.fold_in(step_key, this.count + i), env_state, jnp.maximum(action, 0))
+        def step(i: Array, carry: Any) -> Any:
+            transitions, learner, acting, log = carry
             at = this.count + i
-            put = lambda array, v: lax.dynamic_update_index_in_dim(array, jnp.asarray(v, array.dtype), at, 0)
-            over = after.terminated | after.truncated
-            t = transitions
-            transitions = _at(Transitions(put(t.obs, obs), put(t.action, jnp.maximum(action, 0)), put(t.reward, after.reward), put(t.next_obs, after.next_obs),
-                put(t.discount, jnp.where(after.terminated, 0.0, 1.0)), put(t.is_first, episode == 0), put(t.is_last, over), t.count, t.end_value, t.num_actions), at + 1)
-            return transitions, learner, after.obs.astype(obs.dtype), after.env_state, jnp.where(over, 0, episode + 1)
+            action, learner = act(learner, acting.obs)
+            taken = jnp.maximum(action, 0)
+            after = task.step(jax.random.fold_in(step_key, at), acting.env_state, taken)
+            is_over = after.terminated | after.truncated
+            row = {
+                "obs": acting.obs,
+                "action": taken,
+                "reward": after.reward,
+                "next_obs": after.next_obs,
+                "discount": jnp.where(after.terminated, 0.0, 1.0),
+                "is_first": acting.episode_steps == 0,
+                "is_last": is_over,
+            }
+            transitions = dataclasses.replace(
+                transitions, count=at + 1, **{name: _put(getattr(transitions, name), each, at) for name, each in row.items()}
+            )
+            episode_return = acting.episode_return + after.raw_reward
+            told = (action, after.raw_reward, after.terminated, after.truncated, episode_return)
+            log = tuple(_put(column, each, at) for column, each in zip(log, told, strict=True))
+            acting = _Acting(
+                after.obs.astype(acting.obs.dtype),
+                after.env_state,
+                jnp.where(is_over, 0, acting.episode_steps + 1),
+                jnp.where(is_over, 0.0, episode_return),
+            )
+            return transitions, learner, acting, log
 
-        transitions, _, obs, env_state, episode = lax.fori_loop(0, this.steps, step, (transitions, fitted.learner, obs, env_state, episode))
-        return (transitions, scales, value, finished, obs, env_state, episode), (fitted.backups, finished.gap, is_own, fitted.is_finite)
+        carry = transitions, learned.learner, acting, log
+        transitions, _, acting, log = lax.fori_loop(0, this.steps, step, carry)
+        is_finite = learned.is_finite & finished.is_finite
+        told = RoundLog(this.count, learned.backups, acts_finished & ~is_last, finished.optimism_gap, is_finite)
+        return (transitions, scales, learned.value, finished, acting, log, learned), told
 
-    carry = (transitions, scales, value, finished, obs, env_state, jnp.int32(0))
-    carry, log = lax.scan(one_round, carry, xs)
-    transitions, scales, value, finished = carry[:4]
-    return Policy(recipe, finished.ensemble, finished.model, None, scales, finished.gap, jnp.asarray(False)), transitions, log
+    log = (jnp.zeros(num_steps, jnp.int32), jnp.zeros(num_steps), *(jnp.zeros(num_steps, bool),) * 2, jnp.zeros(num_steps))
+    acting = _Acting(obs, env_state, jnp.int32(0), jnp.zeros(()))
+    shapes = jax.eval_shape(lambda: fit_learner(recipe, transitions, scales, value, most_new))
+    learned = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    nothing = nothing._replace(is_finite=jnp.array(True))
+    carry = transitions, scales, value, nothing, acting, log, learned
+    (transitions, scales, _, finished, _, log, learned), told = lax.scan(one_round, carry, rounds)
+    found = make_fit(recipe, scales, learned, finished)
+    return Run(found.policy, transitions, RunLog(*log, told), found)
 
 
-def _at(transitions, count):
-    import dataclasses
-    return dataclasses.replace(transitions, count=jnp.asarray(count, jnp.int32))
+class _Actor(NamedTuple):
+    """Chooses the actions of a round."""
+
+    recipe: Recipe
+    scales: Scales
+    finished: Finished
+    acts_finished: Array
+
+    def __call__(self, learner: Learner, obs: Array) -> tuple[Array, Learner]:
+        """The action `[]`, -1 where a value is not finite, and the learner that knows of the pair."""
+        recipe, finished = self.recipe, self.finished
+        asked = query(recipe, learner, self.scales, obs)
+
+        def by_optimism() -> Array:
+            values = optimistic(recipe, learner, asked)
+            return jnp.where(jnp.all(jnp.isfinite(values)), jnp.argmax(values), -1).astype(jnp.int32)
+
+        def by_the_finished() -> Array:
+            return finished_action(recipe, finished.ensemble, finished.model, obs[None], recipe.own_unclear)[0]
+
+        action = lax.cond(self.acts_finished, by_the_finished, by_optimism)
+        return action, append(recipe, learner, asked, jnp.maximum(action, 0))
 
 
-def evaluate(key, task, policy, num_episodes=100):
-    """Undiscounted raw returns `[num_episodes]`."""
-    policy = policy.astype(jnp.float32)
-    reset_key, key = jax.random.split(key)
+def _put(column: Array, value: Any, at: Array) -> Array:
+    return lax.dynamic_update_index_in_dim(column, jnp.asarray(value, column.dtype), at, 0)
+
+
+def evaluate(key: Array, task: Task, policy: Policy, num_episodes: int = 100) -> Array:
+    """Undiscounted raw returns `[num_episodes]` of a policy, without learning; NaN where it answered -1.
+
+    All episodes run side by side, in float32, until the last one is over.
+
+    Examples:
+      >>> from kqljax import rounds
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> run = jax.jit(lambda key: rounds.train(key, task, rounds.DEFAULT, num_steps=40))(jax.random.key(0))
+      >>> rounds.evaluate(jax.random.key(1), task, run.policy, num_episodes=2).shape
+      (2,)
+    """
+    num_episodes = whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
+    if not hasattr(policy, "act") or not hasattr(policy, "begin"):
+        raise ValueError(f"policy must have begin and act, as kqljax.rounds.Policy, got {describe(policy)}. A run has one: run.policy.")
+    if isinstance(policy, Policy):
+        policy = policy.astype(jnp.float32)
+    reset_key, begin_key, step_key = jax.random.split(key, 3)
     obs, env_state = jax.vmap(task.reset)(jax.random.split(reset_key, num_episodes))
 
-    def body(s):
-        step, obs, env_state, returns, over = s
-        action, _ = policy.act(key, (), obs)
-        after = jax.vmap(task.step)(jax.random.split(jax.random.fold_in(key, step), num_episodes), env_state, jnp.maximum(action, 0))
-        returns = returns + jnp.where(over, 0.0, jnp.where(action < 0, jnp.nan, after.raw_reward))
-        return step + 1, after.obs, after.env_state, returns, over | after.terminated | after.truncated
+    def step(carry: Any) -> Any:
+        at, obs, env_state, memory, returns, is_over = carry
+        act_key, env_key = jax.random.split(jax.random.fold_in(step_key, at))
+        action, memory = policy.act(act_key, memory, obs)
+        after = jax.vmap(task.step)(jax.random.split(env_key, num_episodes), env_state, jnp.maximum(action, 0))
+        reward = jnp.where(action < 0, jnp.nan, after.raw_reward)
+        returns = returns + jnp.where(is_over, 0.0, reward)
+        return at + 1, after.obs, after.env_state, memory, returns, is_over | after.terminated | after.truncated
 
-    start = (jnp.int32(0), obs, env_state, jnp.zeros(num_episodes), jnp.zeros(num_episodes, bool))
-    return lax.while_loop(lambda s: (s[0] < task.max_steps) & ~jnp.all(s[4]), body, start)[3]
+    def is_going(carry: Any) -> Array:
+        return (carry[0] < task.max_steps) & ~jnp.all(carry[-1])
+
+    nothing = jnp.zeros(num_episodes), jnp.zeros(num_episodes, bool)
+    return lax.while_loop(is_going, step, (jnp.int32(0), obs, env_state, policy.begin(begin_key), *nothing))[-2]

@@ -126,5 +126,9 @@ def initial_scales(recipe: Recipe, obs_dim: int, num_actions: int) -> Scales:
 
 def fit_scales(recipe: Recipe, transitions: Transitions) -> Scales:
     """Widths and displacements from all transitions."""
-    weights = fit_weights(recipe, transitions)
-    return Scales(weights, displacements(recipe, transitions, weights), transitions.count)
+    return with_displacements(recipe, transitions, fit_weights(recipe, transitions), transitions.count)
+
+
+def with_displacements(recipe: Recipe, transitions: Transitions, weights: Array, fitted_at: Array) -> Scales:
+    """Given widths, and displacements from all transitions."""
+    return Scales(weights, displacements(recipe, transitions, weights), fitted_at)
