@@ -136,7 +136,7 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
     coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[chosen.index], recipe.finish_coupling)
     ensemble = Ensemble(
         place=pairs.stored_place[chosen.index],
-        coupling=coupling * chosen.is_used,
+        coupling=coupling.astype(dtype) * chosen.is_used,
         weights=weights,
         scale=widest,
         displacement=scales.displacement,

@@ -99,7 +99,7 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value:
         identity = jnp.eye(width, dtype=dtype)
         inverse = jnp.eye(recipe.centres, dtype=dtype).at[:width, :width].set(regression.solve_lower(ridge.lower, identity))
         mean = dot(operator, part.targets(done.value.astype(dtype)))
-        after = start.at[:height].set(jnp.where(part.is_stored, done.value, start[:height]))
+        after = start.at[:height].set(jnp.where(part.is_stored, done.value.astype(dtype), start[:height]))
         return after, done.count, jnp.pad(mean, (0, recipe.centres - width)), inverse
 
     columns = recipe.centres // block
@@ -111,7 +111,7 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value:
     lower = regression.solve_lower(found.lower, identity)
     whiten = jnp.concatenate([lower, jnp.sqrt(recipe.ridge) * dot(inverse, lower)])
     centre_action = pairs.stored_action[found.index]
-    coupling = agree(jnp.arange(transitions.num_actions), centre_action, recipe.coupling) * found.is_used
+    coupling = agree(jnp.arange(transitions.num_actions), centre_action, recipe.coupling).astype(dtype) * found.is_used
     learner = Learner(
         place=pairs.stored_place[found.index],
         coupling=coupling,

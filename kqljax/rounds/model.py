@@ -100,7 +100,7 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
     end_value = transitions.end_value / (1.0 - recipe.finish_gamma)
     return Model(
         obs=pairs.stored_place[centres.index[:most]],
-        coupling=coupling * found.is_used,
+        coupling=coupling.astype(dtype) * found.is_used,
         weights=regression.solve_lower_transposed(found.lower, solved),
         mean=mean,
         scale=weights,

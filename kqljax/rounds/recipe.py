@@ -108,14 +108,14 @@ class Recipe:
     fit_rows: int = 500
 
     gamma: Any = 0.97
-    ridge: Any = 1e-4
+    ridge: Any = 3e-4
     coupling: Any = 0.99
     scale: Any = 0.2
     bonus: Any = 1.0
     backups: Any = 100
     tolerance: Any = 1e-3
     least_round: int = 5
-    round_share: float = 0.1
+    round_share: float = 0.05
     centres: int = 160
 
     finish_gamma: Any = 0.99
