@@ -148,7 +148,7 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
 
 def _sizes(rows: int, columns: int) -> tuple[tuple[int, int], ...]:
     """Blocks of rows and of centres that programs are compiled for."""
-    sizes = ((4, 1), (rows, 1), (rows, 2), (rows, 4))
+    sizes = ((2, 1), (rows, 1), (rows, 2))
     return (*(size for size in sizes if size[0] <= rows and size[1] < columns), (rows, columns))
 
 

@@ -18,7 +18,7 @@ from kqljax.rounds.widths import Scales, agree, squared_distances
 
 Array = jax.Array
 
-BLOCK = 32
+BLOCK = 64
 """Centres that are chosen at a time."""
 
 
@@ -103,9 +103,9 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value:
         return after, done.count, jnp.pad(mean, (0, recipe.centres - width)), inverse
 
     columns = recipe.centres // block
-    sizes = tuple(size for size in ((2, columns), (4, 2), (rows.blocks, 2)) if size[0] <= rows.blocks and size[1] <= columns)
+    sizes = ((1, columns), (rows.blocks, columns)) if rows.blocks > 1 else ((rows.blocks, columns),)
     value, count, mean, inverse = regression.at_size(
-        (rows.in_use, regression.largest(found.blocks)), (*sizes, (rows.blocks, columns)), solve
+        (rows.in_use, regression.largest(found.blocks)), sizes, solve
     )
     identity = jnp.eye(recipe.centres, dtype=dtype)
     lower = regression.solve_lower(found.lower, identity)

@@ -13,7 +13,7 @@ from kqljax.rounds.widths import agree, squared_distances
 
 Array = jax.Array
 
-ROWS = 128
+ROWS = 256
 """Rows in a block."""
 
 

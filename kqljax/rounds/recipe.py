@@ -116,7 +116,7 @@ class Recipe:
     tolerance: Any = 1e-3
     least_round: int = 5
     round_share: float = 0.05
-    centres: int = 160
+    centres: int = 128
 
     finish_gamma: Any = 0.99
     finish_ridge: Any = 3e-4
@@ -149,7 +149,7 @@ class Recipe:
         """Raises ValueError for numbers that cannot work. Sizes are always looked at, values outside of jit."""
         for name, least in SIZES.items():
             whole_number(name, getattr(self, name), least, "It is a size of kqljax.rounds.Recipe.")
-        for name, block in (("centres", 32), ("finish_centres", 64), ("model_centres", 64)):
+        for name, block in (("centres", 64), ("finish_centres", 64), ("model_centres", 64)):
             if getattr(self, name) > block and getattr(self, name) % block:
                 raise ValueError(f"{name}={getattr(self, name)}: above {block} it must be a multiple of {block}, a block of centres.")
         if not 0 < self.round_share <= 1:
