@@ -168,7 +168,7 @@ def log_evidence(fitted: Factor, targets: Array) -> Array:
     """
     count = jnp.sum(fitted.mask)
     power = jnp.sum(whiten(fitted, targets) ** 2, axis=0) / count
-    volume = jnp.sum(jnp.log(jnp.diagonal(fitted.lower)))
+    volume = jnp.sum(jnp.log(jnp.sum(jnp.where(jnp.eye(fitted.mask.size, dtype=bool), fitted.lower, 0.0), axis=1)))
     return -0.5 * count * jnp.sum(jnp.log(jnp.maximum(power, 1e-18))) - targets.shape[1] * volume
 
 
@@ -216,6 +216,14 @@ class Span(NamedTuple):
     features: Array
     residual: Array
     blocks: Array
+
+
+def _running_sum(blocks: Array) -> Array:
+    """Running sum `[R size]` over `[R, size]`, by products with triangles: `jnp.cumsum` becomes dozens of kernels."""
+    count, size = blocks.shape
+    within = dot(blocks, jnp.triu(jnp.ones((size, size), blocks.dtype)))
+    before = dot(jnp.tril(jnp.ones((count, count), blocks.dtype), -1), within[:, -1:])
+    return (within + before).reshape(-1)
 
 
 def empty_span(rows: Rows, most: int, dtype: Any, work: Array | None = None) -> Span:
@@ -295,7 +303,7 @@ def span(
 
     def choose(j: Array, stored: Array) -> tuple[Array, Array]:
         """Pivots of block j `[b]`, and which of them count."""
-        total = jnp.cumsum(stored)
+        total = _running_sum(stored.reshape(rows.blocks, rows.size))
         share = (jnp.arange(block, dtype=dtype) + 0.5) / block * total[-1]
         index = jnp.sum(total[:, None] < share, axis=0).astype(jnp.int32)
         index = jnp.minimum(index, rows.count - 1)

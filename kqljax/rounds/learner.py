@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -59,6 +60,7 @@ class LearnerFit(NamedTuple):
     is_finite: Array
 
 
+@functools.partial(jax.jit, static_argnames="most_new")  # traced once, however often a program asks for it
 def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value: Array, most_new: int) -> LearnerFit:
     """Fits the learner to all transitions.
 

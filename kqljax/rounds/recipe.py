@@ -126,7 +126,7 @@ class Recipe:
     members: int = 5
     finish_backups: Any = 300
     finish_tolerance: Any = 1e-3
-    finish_centres: int = 256
+    finish_centres: int = 384
     span_tolerance: Any = 1e-6
 
     model_coupling: Any = 0.9

@@ -13,7 +13,7 @@ from jax import lax
 from kqljax import regression
 from kqljax.checks import whole_number
 from kqljax.errors import describe
-from kqljax.rounds.fit import Finished, Fit, check_recipe, finish, initial_value, make_fit, require_float64
+from kqljax.rounds.fit import EVERY_BLOCK, Finished, Fit, check_recipe, finish, initial_value, make_fit, require_float64
 from kqljax.rounds.learner import Learner, append, fit_learner, optimistic, query
 from kqljax.rounds.policy import Policy, finished_action
 from kqljax.rounds.recipe import Recipe
@@ -149,13 +149,13 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
     num_steps = whole_number("num_steps", num_steps, 1, "It is the number of environment steps.")
     plan = schedule(recipe, num_steps)
     most_new = max(each.steps for each in plan)
-    reset_key, step_key = jax.random.split(key)
-    obs, env_state = task.reset(reset_key)
+    keys = jax.random.split(key, num_steps + 1)
+    obs, env_state = task.reset(keys[-1])
     end_value = (0.0 - task.reward_low) / (task.reward_high - task.reward_low)
     transitions = Transitions.empty(num_steps, task.obs_dim, task.num_actions, end_value)
     scales = initial_scales(recipe, task.obs_dim, task.num_actions)
     value = initial_value(recipe, num_steps)
-    shapes = jax.eval_shape(lambda: finish(recipe, transitions, scales, value))
+    shapes = jax.eval_shape(lambda: finish(recipe, transitions, scales, value, EVERY_BLOCK))
     nothing: Finished = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     nothing = nothing._replace(optimism_gap=jnp.full_like(nothing.optimism_gap, jnp.inf))
     columns = (jnp.asarray(np.array(column)) for column in zip(*plan, strict=True))
@@ -165,14 +165,14 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
     def one_round(carry: Any, this: Round) -> Any:
         transitions, scales, value, finished, acting, log, _ = carry
         scales = lax.cond(this.fits_scales, lambda: fit_scales(recipe, transitions), lambda: scales)
-        learned = fit_learner(recipe, transitions, scales, value, most_new)
+        learned = fit_learner(recipe, transitions, scales, value, most_new=most_new)
         is_last = this.steps == 0
         has_end = jnp.any(transitions.ended)
         # One decision for all seeds of a vmap, so that it stays a branch.
         is_due = this.may_finish & (is_last | (regression.largest(has_end.astype(jnp.int32)) > 0))
         finished = lax.cond(
             is_due,
-            lambda: finish(recipe, transitions, scales, learned.value, jnp.where(is_last, 2**20, recipe.own_blocks)),
+            lambda: finish(recipe, transitions, scales, learned.value, jnp.where(is_last, EVERY_BLOCK, jnp.asarray(recipe.own_blocks, jnp.int32))),
             lambda: finished,
         )
         acts_finished = has_end & (finished.optimism_gap < recipe.own_gap)
@@ -183,7 +183,7 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
             at = this.count + i
             action, learner = act(learner, acting.obs)
             taken = jnp.maximum(action, 0)
-            after = task.step(jax.random.fold_in(step_key, at), acting.env_state, taken)
+            after = task.step(keys[at], acting.env_state, taken)
             is_over = after.terminated | after.truncated
             row = {
                 "obs": acting.obs,
@@ -216,7 +216,7 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
 
     log = (jnp.zeros(num_steps, jnp.int32), jnp.zeros(num_steps), *(jnp.zeros(num_steps, bool),) * 2, jnp.zeros(num_steps))
     acting = _Acting(obs, env_state, jnp.int32(0), jnp.zeros(()))
-    shapes = jax.eval_shape(lambda: fit_learner(recipe, transitions, scales, value, most_new))
+    shapes = jax.eval_shape(lambda: fit_learner(recipe, transitions, scales, value, most_new=most_new))
     learned = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     nothing = nothing._replace(is_finite=jnp.array(True))
     carry = transitions, scales, value, nothing, acting, log, learned
@@ -270,14 +270,14 @@ def evaluate(key: Array, task: Task, policy: Policy, num_episodes: int = 100) ->
         raise ValueError(f"policy must have begin and act, as kqljax.rounds.Policy, got {describe(policy)}. A run has one: run.policy.")
     if isinstance(policy, Policy):
         policy = policy.astype(jnp.float32)
-    reset_key, begin_key, step_key = jax.random.split(key, 3)
-    obs, env_state = jax.vmap(task.reset)(jax.random.split(reset_key, num_episodes))
+    keys = jax.random.split(key, num_episodes + 2)
+    obs, env_state = jax.vmap(task.reset)(keys[2:])
 
     def step(carry: Any) -> Any:
         at, obs, env_state, memory, returns, is_over = carry
-        act_key, env_key = jax.random.split(jax.random.fold_in(step_key, at))
-        action, memory = policy.act(act_key, memory, obs)
-        after = jax.vmap(task.step)(jax.random.split(env_key, num_episodes), env_state, jnp.maximum(action, 0))
+        step_keys = jax.random.split(jax.random.fold_in(keys[0], at), num_episodes + 1)
+        action, memory = policy.act(step_keys[-1], memory, obs)
+        after = jax.vmap(task.step)(step_keys[:-1], env_state, jnp.maximum(action, 0))
         reward = jnp.where(action < 0, jnp.nan, after.raw_reward)
         returns = returns + jnp.where(is_over, 0.0, reward)
         return at + 1, after.obs, after.env_state, memory, returns, is_over | after.terminated | after.truncated
@@ -286,4 +286,4 @@ def evaluate(key: Array, task: Task, policy: Policy, num_episodes: int = 100) ->
         return (carry[0] < task.max_steps) & ~jnp.all(carry[-1])
 
     nothing = jnp.zeros(num_episodes), jnp.zeros(num_episodes, bool)
-    return lax.while_loop(is_going, step, (jnp.int32(0), obs, env_state, policy.begin(begin_key), *nothing))[-2]
+    return lax.while_loop(is_going, step, (jnp.int32(0), obs, env_state, policy.begin(keys[1]), *nothing))[-2]
