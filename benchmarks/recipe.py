@@ -1,76 +1,84 @@
-"""One recipe for every task: the paper's table with 100 seeds, what each part of the recipe buys, how soon, and elsewhere.
+"""Learning in rounds, one recipe for every task: how well, how soon, and what each part of the recipe buys.
 
     python benchmarks/recipe.py                      # everything; writes results/recipe.json and recipe.png
     python benchmarks/recipe.py --parts table steps  # some parts; what the file holds of the others stays
     python benchmarks/recipe.py --smoke              # a minute, for the tests
 
-A run that is stopped goes on where it was; what was run with another recipe is run again. Seeds are 1000 and above; the
-recipe was tuned on seeds below 1000, on the paper's four tasks. Returns are of 100 evaluation episodes a seed, 20 in
-`ablation` and `steps`.
+  table     1000 steps, 100 seeds from 2000 on
+  steps     300, 500 and 700 steps, 40 seeds from 2000 on
+  finish    other finished policies on the transitions that the recipe collected, 48 seeds from 600 on
+  learning  runs with another learner, the same seeds
 
-table     recipes `robust` and `paper`, 100 seeds; `paper` with the float32 features of `kqljax table1`, whose returns are those
-          of the exact engine within their intervals (docs/features.md)
-ablation  `robust` whole, and with one part switched off, 8 seeds
-steps     `robust` with 300, 500 and 700 steps in all, 40 seeds; beside them the 1000 of `table`; 300 also without hope, which
-          matters where exploration is not over
-carry     tasks that nothing was tuned on (but see docs/recipe.md for what two of them taught), `robust` and our DQN with its
-          default parameters, 1000 steps, 10 seeds: MountainCarContinuous with five forces, bsuite's Catch (its board as 50
-          numbers), Reacher with five torques, FourRooms
+Nothing was tuned on seeds from 2000 on; choices were made on seeds below 1000, which is where the parts are compared. 100
+evaluation episodes a seed (50 for the parts), averaged first. A run that is stopped goes on where it was; a variant whose numbers have changed is
+run again.
 """
 
 import os
 
-# One thread a product: the cores are used by running seeds side by side.
+# One thread a product: the cores are used by running seeds side by side. What the caller has set comes later and wins.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {os.environ.get('XLA_FLAGS', '')}".strip()
 
 import argparse
 import dataclasses
 import functools
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 import kqljax
-from kqljax import recipes
-from kqljax.algorithms import make_algorithm
-from kqljax.baselines import dqn
+from kqljax import rounds
 from kqljax.experiment import PAPER, PAPER_TASKS
 from kqljax.report import records, style, summarise
 
-FIRST_SEED = 1000
+RESULTS = Path(__file__).parent / "results"
+TABLE_SEED, PARTS_SEED = 2000, 600
+"""First seeds of what is reported, and of what the parts were chosen on."""
 FAILED = {"MountainCar-v0": -195.0, "Pendulum-v1": -600.0, "Acrobot-v1": -300.0, "CartPole-v0": 100.0}
 """A seed whose mean return is at most this has failed."""
+MARGIN = {"MountainCar-v0": 5.0, "Pendulum-v1": 10.0, "Acrobot-v1": 5.0, "CartPole-v0": 2.0}
+"""A part that is worth less than this on every task is not worth its code."""
 
-ROBUST = recipes.ROBUST
-
-
-def _scales(share: float) -> kqljax.Kernel:
-    """The recipe's kernel with another share of the narrow part."""
-    return dataclasses.replace(ROBUST.kernel, kernel=dataclasses.replace(ROBUST.kernel.kernel, share=share))
+RECIPE = "recipe"
 
 
-def _deciding(**changes: Any) -> recipes.Recipe:
-    """The recipe with another finished policy."""
-    return dataclasses.replace(ROBUST, committee=ROBUST.committee._replace(**changes))
+def change(**numbers: Any) -> rounds.Recipe:
+    """The recipe with other numbers."""
+    return dataclasses.replace(rounds.DEFAULT, **numbers)
 
 
-ABLATIONS = {
-    "finished policy as in learning": dataclasses.replace(ROBUST, committee=None),
-    "no looking ahead": _deciding(depth=0),
-    "one width in place of five": _deciding(members=1, widest=1.0),
-    "wide part only": dataclasses.replace(ROBUST, kernel=_scales(0.0)),
-    "narrow part only": dataclasses.replace(ROBUST, kernel=_scales(1.0)),
-    "gamma 0.95 in learning": dataclasses.replace(ROBUST, gamma=0.95),
-    "kernel not fitted": dataclasses.replace(ROBUST, first_fit=None),
-    "actions by name, not by where they lead": dataclasses.replace(ROBUST, kernel=kqljax.TwoScale(share=0.1)),
-    "one backup": dataclasses.replace(ROBUST, backups=1),
+FINISH = {
+    "no displacements": change(displaced=0.0),
+    "no factor for another action": change(finish_coupling=1.0),
+    "three widths": change(members=3, widest=1 / 9),
+    "one width": change(members=1, widest=1.0),
+    "no looking ahead": change(unclear=0.0),
+    "looking ahead everywhere": change(unclear=1e9),
+    "gamma 0.97": change(finish_gamma=0.97),
+    "128 centres": change(finish_centres=128, model_centres=128),
 }
-WITHOUT_HOPE = "without hope"
-VARIANTS = {"robust": ROBUST, **ABLATIONS, WITHOUT_HOPE: _deciding(hope=1.0)}
+"""Finished policies, compared on the same transitions."""
+
+NEVER = 2**30
+LEARNING = {
+    "no displacements": change(displaced=0.0),
+    "no factor for another action": change(coupling=1.0, finish_coupling=1.0),
+    "the finished policy never acts": change(own_from=NEVER),
+    "no warm start": change(warm_start=0.0),
+    "width not fitted": change(first_fit=NEVER),
+    "five backups": change(backups=5),
+    "rounds of n/10": change(round_share=0.1),
+    "gamma 0.95": change(gamma=0.95),
+    "64 centres": change(centres=64),
+}
+"""Runs that learn with other numbers."""
 
 
 class Cell(NamedTuple):
@@ -80,269 +88,309 @@ class Cell(NamedTuple):
     variant: str
     task: str
     steps: int
-    seeds: int
 
 
 class Size(NamedTuple):
     """How much is run."""
 
+    recipe: rounds.Recipe
+    tasks: tuple[str, ...]
+    steps: int
     table: int
-    ablation: int
-    steps: dict[int, int]
-    carry: int
-    train_steps: int
+    fewer: dict[int, int]
+    parts: int
+    finish: dict[str, rounds.Recipe]
+    learning: dict[str, rounds.Recipe]
     episodes: dict[str, int]
     chunk: int
-    tasks: tuple[str, ...]
-    carry_tasks: tuple[str, ...]
-    ablations: tuple[str, ...]
 
 
-CARRY = ("MountainCarContinuous-v0", "Catch-bsuite", "Reacher-misc", "FourRooms-misc")
-EPISODES = {"table": 100, "carry": 100, "ablation": 20, "steps": 20}
-FULL = Size(100, 8, {300: 40, 500: 40, 700: 40}, 10, 1000, EPISODES, 10, PAPER_TASKS, CARRY, tuple(ABLATIONS))
-SMOKE = Size(1, 1, {}, 1, 140, dict.fromkeys(EPISODES, 2), 1, ("MountainCar-v0",), ("Catch-bsuite",), ("one backup",))
-
-PARTS = ("table", "ablation", "steps", "carry")
-
-
-def cells(size: Size, parts: Any) -> list[Cell]:
-    """What there is to run, the most important first."""
-    steps = size.train_steps
-    found = [Cell("table", "robust", task, steps, size.table) for task in size.tasks]
-    found += [Cell("carry", name, task, steps, size.carry) for task in size.carry_tasks for name in ("robust", "dqn")]
-    found += [Cell("steps", "robust", task, at, seeds) for at, seeds in size.steps.items() for task in size.tasks]
-    found += [Cell("steps", WITHOUT_HOPE, task, at, size.steps[at]) for at in sorted(size.steps)[:1] for task in size.tasks]
-    found += [Cell("ablation", name, task, steps, size.ablation) for name in ("robust", *size.ablations) for task in size.tasks]
-    found += [Cell("table", "paper", task, steps, size.table) for task in size.tasks]
-    return [cell for cell in found if cell.part in parts]
-
-
-# Tasks ---------------------------------------------------------------------------------------------------------------
-
-
-class Flat:
-    """A gymnax environment whose board is a vector."""
-
-    def __init__(self, env: Any) -> None:
-        self.env, self.name = env, env.name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.env, name)
-
-    def reset(self, key: Any, params: Any) -> Any:
-        obs, state = self.env.reset(key, params)
-        return obs.ravel(), state
-
-    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
-        obs, state, reward, terminated, truncated, info = self.env.step(key, state, action, params)
-        return obs.ravel(), state, reward, terminated, truncated, {"final_observation": info["final_observation"].ravel()}
-
-
-@functools.cache
-def make_task(name: str) -> kqljax.Task:
-    """A task of the paper, or one of those that nothing was tuned on."""
-    if name in PAPER_TASKS:
-        return kqljax.make_task(name)
-    import gymnax
-
-    env, params = gymnax.make(name)
-    if name == "MountainCarContinuous-v0":
-        return kqljax.Task.wrap(env, params, reward_range=(-0.1, 100.0), actions=(-1.0, -0.5, 0.0, 0.5, 1.0))
-    if name == "Catch-bsuite":
-        ends = np.zeros(50), np.ones(50)
-        return kqljax.Task.wrap(Flat(env), params, reward_range=(-1.0, 1.0), obs_bounds=ends)
-    if name == "Reacher-misc":
-        torques = ((0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0))
-        # Joints start at up to 1 and gain up to 0.05 a step for 100 steps; goals lie within 2.
-        high = np.array([1.0, 1.0, 1.0, 1.0, 6.0, 6.0, 2.0, 2.0])
-        return kqljax.Task.wrap(env, params, reward_range=(0.0, 1.0), obs_bounds=(-high, high), actions=torques)
-    return kqljax.Task.wrap(env, params, reward_range=(0.0, 1.0), obs_bounds=(np.full(4, 1.0), np.full(4, 11.0)))
+EPISODES = {"table": 100, "steps": 100, "finish": 50, "learning": 50}
+FULL = Size(rounds.DEFAULT, PAPER_TASKS, 1000, 100, {300: 40, 500: 40, 700: 40}, 48, FINISH, LEARNING, EPISODES, 4)
+SMALL = change(centres=64, finish_centres=64, model_centres=64, fit_rows=60, own_from=40)
+SMOKE = Size(
+    SMALL,
+    ("CartPole-v0",),
+    60,
+    2,
+    {40: 1},
+    1,
+    {"no looking ahead": dataclasses.replace(SMALL, unclear=0.0)},
+    {"no warm start": dataclasses.replace(SMALL, warm_start=0.0)},
+    dict.fromkeys(EPISODES, 2),
+    2,
+)
+PARTS = ("table", "steps", "finish", "learning")
 
 
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
+class Outcome(NamedTuple):
+    """Of one seed.
+
+    Attributes:
+      return_mean: `[]` mean over the evaluation episodes.
+      first_end: `[]` steps until a task ended for the first time; one more than there were where none did.
+      acts_finished: `[]` share of the rounds in which the finished policy acted.
+      is_sound: `[]` bool, whether every number was finite.
+    """
+
+    return_mean: Any
+    first_end: Any
+    acts_finished: Any
+    is_sound: Any
+
+
+def trained(key: Any, task: kqljax.Task, recipe: rounds.Recipe, steps: int) -> tuple[rounds.Run, Outcome]:
+    """A run, and what there is to say of it before evaluation."""
+    run = rounds.train(key, task, recipe, num_steps=steps)
+    log = run.log
+    first_end = jnp.where(log.terminated.any(), jnp.argmax(log.terminated) + 1, steps + 1)
+    is_sound = log.rounds.is_finite.all() & (log.action >= 0).all()
+    return run, Outcome(0.0, first_end, log.rounds.acts_finished.mean(), is_sound)
+
+
+def evaluated(key: Any, task: kqljax.Task, policy: rounds.Policy, outcome: Outcome, episodes: int) -> Outcome:
+    """The outcome with the policy's mean return."""
+    mean = rounds.evaluate(key, task, policy, num_episodes=episodes).mean()
+    return outcome._replace(return_mean=mean, is_sound=outcome.is_sound & jnp.isfinite(mean))
+
+
+def compile_options() -> dict[str, Any] | None:
+    return rounds.CPU_COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
+
+
 @functools.cache
-def kql_program(first_fit: int | None, committee: Any, steps: int, episodes: int) -> Any:
-    def run(keys: Any, task: kqljax.Task, cfg: kqljax.KQLConfig) -> Any:
-        found = recipes.train(task, cfg, keys[0], steps, first_fit=first_fit)
-        info = found.log.info
-        returns = recipes.evaluate(task, cfg, found.state, keys[1], episodes, committee=committee)
-        return returns, (info.is_stored & info.is_finite).all()
+def program(task: str, steps: int, episodes: int, shape: Any) -> Callable:
+    """Trains and evaluates a recipe of the given structure: `Outcome` of arrays `[seeds]`."""
+    made = kqljax.make_task(task)
 
-    return kqljax.across_seeds(run)
+    def run(key: Any, recipe: rounds.Recipe) -> Outcome:
+        train_key, eval_key = jax.random.split(key)
+        found, outcome = trained(train_key, made, recipe, steps)
+        return evaluated(eval_key, made, found.policy, outcome, episodes)
 
-
-@functools.cache
-def paper_program(task: str, steps: int, episodes: int) -> Any:
-    algorithm = make_algorithm("kql-features32")
-    cfg = algorithm.config(make_task(task), steps)
-
-    def run(keys: Any, task: kqljax.Task, cfg: Any) -> Any:
-        found = algorithm.train(task, cfg, keys[0], steps)
-        return algorithm.evaluate(task, cfg, found.state, keys[1], episodes), algorithm.is_sound(found)
-
-    program = kqljax.across_seeds(run)
-    return lambda keys: program(keys, make_task(task), cfg)
+    return jax.jit(kqljax.across_seeds(run), compiler_options=compile_options())
 
 
 @functools.cache
-def dqn_program(steps: int, episodes: int) -> Any:
-    def run(keys: Any, task: kqljax.Task, cfg: Any) -> Any:
-        found = dqn.train(task, cfg, keys[0], steps)
-        return dqn.evaluate(task, cfg, found.state, keys[1], episodes), found.log.is_finite.all()
+def finish_program(task: str, steps: int, episodes: int, shapes: Any) -> Callable:
+    """Trains once, and evaluates what each of many recipes makes of the transitions: `Outcome` of arrays `[seeds, recipes]`."""
+    made = kqljax.make_task(task)
 
-    return kqljax.across_seeds(run)
+    def run(key: Any, recipe: rounds.Recipe, groups: list[rounds.Recipe]) -> Outcome:
+        train_key, eval_key = jax.random.split(key)
+        found, outcome = trained(train_key, made, recipe, steps)
+
+        def one(variant: rounds.Recipe) -> Outcome:
+            policy = rounds.fit(None, variant, found.transitions).policy
+            return evaluated(eval_key, made, policy, outcome, episodes)
+
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(jax.lax.map(one, group) for group in groups))
+
+    return jax.jit(kqljax.across_seeds(run), compiler_options=compile_options())
 
 
-def run_cell(cell: Cell, seeds: list[int], episodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `[seeds, episodes]`, and `[seeds]` bool: whether each run was sound. The keys are those of `kqljax table1`."""
-    task = make_task(cell.task)
-    keys = jax.numpy.stack([jax.random.split(jax.random.key(seed)) for seed in seeds])
-    if cell.variant == "dqn":
-        found = dqn_program(cell.steps, episodes)(keys, task, dqn.DQNConfig())
-    elif cell.variant == "paper":
-        found = paper_program(cell.task, cell.steps, episodes)(keys)
+def grouped(variants: dict[str, rounds.Recipe]) -> tuple[list[str], list[rounds.Recipe]]:
+    """The names, and recipes of one structure stacked, in the same order."""
+    groups: dict[Any, dict[str, rounds.Recipe]] = {}
+    for name, recipe in variants.items():
+        groups.setdefault(jax.tree.structure(recipe), {})[name] = recipe
+    names = [name for group in groups.values() for name in group]
+    stacked = [
+        jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *group.values())
+        for group in groups.values()
+    ]
+    return names, stacked
+
+
+def run_cells(size: Size, cells: list[Cell], seeds: Iterable[int]) -> list[dict]:
+    """Records of some seeds. Cells of the part `finish` share a run and come together; of the others there is one."""
+    cell = cells[0]
+    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+    if cell.part == "finish":
+        variants = {each.variant: variant_recipes(size, "finish")[each.variant] for each in cells}
+        names, groups = grouped(variants)
+        shapes = tuple(jax.tree.structure(group) for group in groups)
+        found = finish_program(cell.task, cell.steps, size.episodes[cell.part], shapes)(keys, size.recipe, groups)
     else:
-        recipe = VARIANTS[cell.variant]
-        cfg = recipe.config(task, cell.steps)
-        found = kql_program(recipe.first_fit, recipe.committee, cell.steps, episodes)(keys, task, cfg)
-    returns, is_sound = (np.asarray(each) for each in found)
-    return returns, is_sound
+        names, recipe = [cell.variant], variant_recipes(size, cell.part)[cell.variant]
+        made = program(cell.task, cell.steps, size.episodes[cell.part], jax.tree.structure(recipe))(keys, recipe)
+        found = jax.tree.map(lambda leaf: leaf[:, None], made)
+    found = jax.tree.map(np.asarray, found)
+    return [
+        {**cell._replace(variant=name)._asdict(), "seed": seed}
+        | {field: column[i, j].item() for field, column in found._asdict().items()}
+        for i, seed in enumerate(seeds)
+        for j, name in enumerate(names)
+    ]
 
 
-def place(record: dict) -> Cell:
-    return Cell(record["part"], record["variant"], record["task"], record["steps"], 0)
+def variant_recipes(size: Size, part: str) -> dict[str, rounds.Recipe]:
+    """Every variant of a part, the recipe itself first."""
+    return {RECIPE: size.recipe} | {"finish": size.finish, "learning": size.learning}.get(part, {})
 
 
-def run_all(size: Size, parts: Any, path: Path) -> dict:
-    settings = {"episodes": size.episodes, "first_seed": FIRST_SEED}
-    made = {name: repr(recipe) for name, recipe in VARIANTS.items()}
-    document = {
-        "settings": settings, "recipes": made, "versions": records.versions(), "device": records.device(), "results": []
+def todo(size: Size, parts: Iterable[str]) -> list[tuple[list[Cell], range]]:
+    """What there is to run, the most important first: cells that run together, and their seeds."""
+    table, parts_seeds = range(TABLE_SEED, TABLE_SEED + size.table), range(PARTS_SEED, PARTS_SEED + size.parts)
+    found = [([Cell("table", RECIPE, task, size.steps)], table) for task in size.tasks]
+    for steps, count in size.fewer.items():
+        found += [([Cell("steps", RECIPE, task, steps)], range(TABLE_SEED, TABLE_SEED + count)) for task in size.tasks]
+    names = variant_recipes(size, "finish")
+    found += [([Cell("finish", name, task, size.steps) for name in names], parts_seeds) for task in size.tasks]
+    for name in variant_recipes(size, "learning"):
+        found += [([Cell("learning", name, task, size.steps)], parts_seeds) for task in size.tasks]
+    return [entry for entry in found if entry[0][0].part in parts]
+
+
+def recipe_texts(size: Size) -> dict[str, str]:
+    """What each variant was made with."""
+    return {f"{part}: {name}": repr(recipe) for part in PARTS for name, recipe in variant_recipes(size, part).items()}
+
+
+def is_current(record: dict, before: dict[str, str], now: dict[str, str]) -> bool:
+    """Whether a record was made with the numbers of now; a finished policy also depends on the run's recipe."""
+    names = {f"{record['part']}: {record['variant']}", f"{record['part']}: {RECIPE}"}
+    return all(before.get(name) == now.get(name) is not None for name in names)
+
+
+def run_all(size: Size, parts: Iterable[str], path: Path) -> dict:
+    settings = {"episodes": size.episodes, "first_seeds": [TABLE_SEED, PARTS_SEED]}
+    document: dict[str, Any] = {
+        "settings": settings, "recipes": recipe_texts(size), "versions": records.versions(), "device": records.device(), "results": []
     }  # fmt: skip
     if path.exists():
         stored = json.loads(path.read_text())
-        if stored["settings"] != settings:
-            raise SystemExit(f"{path} was made with {stored['settings']}, not {settings}: give another --out.")
-        # What was run with other numbers is run again.
-        before = stored.get("recipes", {})
-        known = {"paper", "dqn"} | {name for name in made if made[name] == before.get(name)}
-        document["results"] = [row for row in stored["results"] if row["variant"] in known]
-    todo = cells(size, parts)
+        if stored.get("settings") == settings:
+            rows = stored["results"]
+            document["results"] = [row for row in rows if is_current(row, stored["recipes"], document["recipes"])]
     done = {(place(record), record["seed"]) for record in document["results"]}
-    left = {}
-    for cell in todo:
-        wanted = range(FIRST_SEED, FIRST_SEED + cell.seeds)
-        left[cell] = [seed for seed in wanted if (cell._replace(seeds=0), seed) not in done]
-    with tqdm(total=sum(len(seeds) for seeds in left.values()), unit="seed") as bar:
-        for cell, seeds in left.items():
+    left = [(cells, [seed for seed in seeds if any((cell, seed) not in done for cell in cells)]) for cells, seeds in todo(size, parts)]
+    with tqdm(total=sum(len(seeds) for _, seeds in left), unit="seed") as bar:
+        for cells, seeds in left:
+            wanted = set(cells)
             for start in range(0, len(seeds), size.chunk):
                 some = seeds[start : start + size.chunk]
-                bar.set_description(f"{cell.part}: {cell.variant}, {cell.task}, {cell.steps} steps")
-                returns, is_sound = run_cell(cell, some, size.episodes[cell.part])
-                for seed, each, sound in zip(some, returns, is_sound, strict=True):
-                    record = {**cell._asdict(), "seed": seed, "return_mean": float(each.mean()), "is_sound": bool(sound)}
-                    del record["seeds"]
-                    document["results"].append(record)
+                cell = cells[0]
+                bar.set_description(f"{cell.part}: {cell.variant if len(cells) == 1 else len(cells)}, {cell.task}, {cell.steps} steps")
+                kept = [row for row in document["results"] if not (place(row) in wanted and row["seed"] in some)]
+                document["results"] = kept + run_cells(size, cells, some)
                 records.write(path, document)
                 bar.update(len(some))
-            # No other cell has these programs, and a process can hold only so many (Linux limits its memory mappings).
-            for program in (kql_program, paper_program, dqn_program):
-                program.cache_clear()
-            jax.clear_caches()
     document["summary"] = summary(document)
     records.write(path, document)
     return document
 
 
+def place(record: dict) -> Cell:
+    return Cell(*(record[name] for name in Cell._fields))
+
+
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
+def paired(means: dict[int, float], base: dict[int, float], resamples: int = 10_000) -> tuple[float, float, float]:
+    """Mean of means - base over the seeds that both have, and its 90% bootstrap interval."""
+    gained = np.array([means[seed] - base[seed] for seed in sorted(means.keys() & base.keys())])
+    drawn = np.random.default_rng(0).choice(gained, (resamples, gained.size)).mean(axis=1)
+    return float(gained.mean()), float(np.quantile(drawn, 0.05)), float(np.quantile(drawn, 0.95))
+
+
 def summary(document: dict) -> list[dict]:
-    """One entry a cell: IQM over seeds with its interval, worst decile, share of seeds that failed."""
+    """One entry a cell: IQM over seeds with its interval, worst decile and seed, seeds that failed; the gain against the recipe."""
     found = []
-    for cell in dict.fromkeys(place(record) for record in document["results"]):
-        rows = [record for record in document["results"] if place(record) == cell]
-        means = [row["return_mean"] for row in rows]
-        entry = {**cell._asdict(), "seeds": len(rows), "unsound": sum(not row["is_sound"] for row in rows)}
-        entry |= summarise(means, [row["seed"] for row in rows])._asdict()
-        entry["worst_decile"] = float(np.quantile(means, 0.1))
-        if cell.task in FAILED:
-            entry["failed"] = float(np.mean(np.array(means) <= FAILED[cell.task]))
+    rows: dict[Cell, list[dict]] = {}
+    for record in document["results"]:
+        rows.setdefault(place(record), []).append(record)
+    for cell, each in rows.items():
+        means = {row["seed"]: row["return_mean"] for row in each}
+        values = np.array(list(means.values()))
+        entry = {**cell._asdict(), "seeds": len(each), "unsound": sum(not row["is_sound"] for row in each)}
+        entry |= summarise(values, list(means))._asdict()
+        entry["worst_decile"] = float(np.quantile(values, 0.1))
+        entry["failed"] = int(np.sum(values <= FAILED[cell.task]))
+        ends = np.array([row["first_end"] for row in each])
+        entry["first_end"] = float(np.median(ends))
+        entry["found_an_end"] = int(np.sum(ends <= cell.steps))
+        entry["acts_finished"] = float(np.mean([row["acts_finished"] for row in each]))
+        base = rows.get(cell._replace(variant=RECIPE), [])
+        if cell.variant != RECIPE and base:
+            entry["gain"], entry["gain_low"], entry["gain_high"] = paired(means, {row["seed"]: row["return_mean"] for row in base})
         found.append(entry)
     return found
 
 
 def table(document: dict, part: str) -> str:
     """One part in Markdown."""
-    entries = [entry for entry in document["summary"] if entry["part"] == part]
-    if part == "steps":
-        entries += [e for e in document["summary"] if e["part"] == "table" and e["variant"] == "robust"]
-    tasks = list(dict.fromkeys(entry["task"] for entry in entries))
-    rows = list(dict.fromkeys((entry["variant"], entry["steps"]) for entry in entries))
-    rows.sort(key=lambda row: row[0] != "robust")  # first, whenever it was run; the others in their order
-    named = [_name(name, steps, part) for name, steps in rows]
+    entries = {place(entry): entry for entry in document["summary"] if entry["part"] == part}
+    tasks = list(dict.fromkeys(cell.task for cell in entries))
+    rows = list(dict.fromkeys((cell.variant, cell.steps) for cell in entries))
+    rows.sort(key=lambda row: row[0] != RECIPE)
     lines = ["| | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]
     if part == "table":
         lines.append("| the paper's figure | " + " | ".join(f"{PAPER['kql-rbf'][task][0]:.2f}" for task in tasks) + " |")
-    for name, key in zip(named, rows, strict=True):
-        cell = {e["task"]: e for e in entries if (e["variant"], e["steps"]) == key}
-        lines.append(f"| {name} | " + " | ".join(_text(cell.get(task), part) for task in tasks) + " |")
+    for variant, steps in rows:
+        name = {"steps": f"{steps} steps", "table": "learning in rounds"}.get(part, variant)
+        lines.append(f"| {name} | " + " | ".join(text(entries.get(Cell(part, variant, task, steps))) for task in tasks) + " |")
     return "\n".join(lines)
 
 
-def _name(variant: str, steps: int, part: str) -> str:
-    if part != "steps":
-        return variant
-    return f"{steps} steps" if variant == "robust" else f"{steps} steps, {variant}"
-
-
-def _text(entry: dict | None, part: str) -> str:
+def text(entry: dict | None) -> str:
+    """A cell of a table. What a variant gains is marked where a whole interval lies beyond the margin."""
     if entry is None:
         return ""
-    digits = 2 if part == "carry" else 1  # some of these return between 0 and 1
-    text = f"{entry['iqm']:.{digits}f} [{entry['low']:.{digits}f}, {entry['high']:.{digits}f}]"
-    if part == "table":
-        text += f", decile {entry['worst_decile']:.0f}, failed {100 * entry['failed']:.0f}%"
-    return text
+    if "gain" in entry:
+        margin = MARGIN[entry["task"]]
+        is_large = entry["gain_high"] < -margin or entry["gain_low"] > margin
+        is_small = -margin <= entry["gain_low"] and entry["gain_high"] <= margin
+        gain = f"{entry['gain']:+.1f} [{entry['gain_low']:+.1f}, {entry['gain_high']:+.1f}]"
+        return f"**{gain}**" if is_large else f"{gain} =" if is_small else gain
+    found = f"{entry['iqm']:.1f} [{entry['low']:.1f}, {entry['high']:.1f}]"
+    if entry["part"] in ("table", "steps"):
+        found += f", decile {entry['worst_decile']:.0f}, worst {entry['min']:.0f}, failed {entry['failed']} of {entry['seeds']}"
+        if entry["task"] == "MountainCar-v0":
+            found += f", goal at {entry['first_end']:.0f}, found by {entry['found_an_end']}"
+    return found
 
 
 def draw(document: dict, path: Path) -> Path:
-    """Every seed of the table: the recipe beside the paper's."""
-    entries = [record for record in document["results"] if record["part"] == "table"]
+    """Every seed of the table and of fewer steps, with the paper's figure after 1000 steps."""
+    entries = [record for record in document["results"] if record["part"] in ("table", "steps")]
     tasks = list(dict.fromkeys(record["task"] for record in entries))
-    figure, axes = style.panels(len(tasks), 2.6, 3.2, share_y=False, columns=4)
+    lengths = sorted({record["steps"] for record in entries})
+    figure, axes = style.panels(len(tasks), 2.8, 3.2, share_y=False, columns=4)
     rng = np.random.default_rng(0)
+    dot, bar = {"color": "#0072B2", "alpha": 0.4, "linewidths": 0}, {"color": style.INK, "lw": 2}
     for axis, task in zip(axes, tasks, strict=True):
-        for at, (variant, colour) in enumerate((("paper", "#56B4E9"), ("robust", "#0072B2"))):
-            means = np.array([r["return_mean"] for r in entries if r["task"] == task and r["variant"] == variant])
-            axis.scatter(at + rng.uniform(-0.25, 0.25, means.size), means, s=10, alpha=0.5, color=colour, linewidths=0)
+        axis.axhline(PAPER["kql-rbf"][task][0], color="#D55E00", lw=1, ls="--")
+        for at, steps in enumerate(lengths):
+            means = np.array([r["return_mean"] for r in entries if r["task"] == task and r["steps"] == steps])
             if means.size:
-                axis.hlines(summarise(means).iqm, at - 0.35, at + 0.35, color=style.INK, lw=2)
-        if task in PAPER["kql-rbf"]:
-            axis.axhline(PAPER["kql-rbf"][task][0], color="#D55E00", lw=1, ls="--")
-        axis.set_title(task)
-        axis.set_xticks([0, 1], ["paper's\nrecipe", "robust\nrecipe"])
-        axis.set_xlim(-0.6, 1.6)
-    axes[0].set_ylabel("mean return")
-    number = max(sum(r["task"] == task and r["variant"] == "robust" for r in entries) for task in tasks)
-    title = f"A dot is a seed ({number} each), the bar their IQM, dashes the paper's figure; 1000 steps"
-    figure.suptitle(title, fontsize=10)
-    return style.save(figure, path)
+                axis.scatter(at + rng.uniform(-0.25, 0.25, means.size), means, s=10, **dot)
+                axis.hlines(summarise(means).iqm, at - 0.35, at + 0.35, **bar)
+        axis.set(title=task, xlabel="steps of training", xlim=(-0.6, len(lengths) - 0.4))
+        axis.set_xticks(range(len(lengths)), [str(steps) for steps in lengths])
+    axes[0].set_ylabel("mean return of a seed")
+    marks = [
+        style.line("a seed", marker="o", linestyle="", color="#0072B2", alpha=0.6),
+        style.line("interquartile mean", **bar),
+        style.line("the paper's figure, after 1000 steps", color="#D55E00", lw=1, ls="--"),
+    ]
+    counts = " and ".join(str(n) for n in sorted({entry["seeds"] for entry in document["summary"] if entry["part"] in ("table", "steps")}, reverse=True))
+    return style.save(style.finish(figure, marks, f"learning in rounds, {counts} seeds"), path)
 
 
 def main(argv: list[str] | None = None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     parser.add_argument("--smoke", action="store_true", help="next to nothing, to see that it runs")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results"), help="directory (default %(default)s)")
+    parser.add_argument("--out", default=str(RESULTS), help="directory for recipe.json and recipe.png (default %(default)s)")
     options = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    size = SMOKE if options.smoke else FULL
     out = records.prepare_directory(options.out)
-    document = run_all(size, options.parts, out / "recipe.json")
+    document = run_all(SMOKE if options.smoke else FULL, options.parts, out / "recipe.json")
     for part in PARTS:
         if any(entry["part"] == part for entry in document["summary"]):
             print(f"\n{part}\n\n{table(document, part)}")

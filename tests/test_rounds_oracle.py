@@ -11,7 +11,7 @@ from rounds_data import TASKS, as_numpy, compiled, recorded
 
 from kqljax.rounds import DEFAULT
 from kqljax.rounds.ensemble import fit_ensemble, member_values
-from kqljax.rounds.fit import finish
+from kqljax.rounds.fit import EVERY_BLOCK, finish
 from kqljax.rounds.learner import append, fit_learner, optimistic, query
 from kqljax.rounds.model import fit_model, plan_values, predict_step
 from kqljax.rounds.policy import finished_action
@@ -39,7 +39,7 @@ class Case:
 
         def everything(transitions, asked, start):
             scales = fit_scales(RECIPE, transitions)
-            learned = fit_learner(dataclasses.replace(RECIPE, backups=10), transitions, scales, start, 4)
+            learned = fit_learner(dataclasses.replace(RECIPE, backups=10), transitions, scales, start, most_new=4)
             ensemble = fit_ensemble(RECIPE, transitions, scales)
             model = fit_model(RECIPE, transitions, scales, ensemble.centres)
             learner, queries = learned.learner, []
@@ -49,9 +49,11 @@ class Case:
             queries.append(jax.vmap(lambda obs: query(RECIPE, learner, scales, obs))(asked))
             values = member_values(RECIPE, ensemble.ensemble, asked)
             plans = plan_values(RECIPE, model, ensemble.ensemble, asked)
-            actions = [finished_action(RECIPE, ensemble.ensemble, model, asked, k) for k in (0.0, 1.0, 1e9)]
+            actions = [
+                finished_action(dataclasses.replace(RECIPE, unclear=k), ensemble.ensemble, model, asked) for k in (0.0, 1.0, 1e9)
+            ]
             steps = [predict_step(RECIPE, model, asked, jnp.full(12, a)) for a in range(self.num_actions)]
-            gap = finish(RECIPE, transitions, scales, learned.value).optimism_gap
+            gap = finish(RECIPE, transitions, scales, learned.value, EVERY_BLOCK).optimism_gap
             return scales, learned, ensemble, model, queries, values, plans, actions, steps, gap
 
         arguments = self.transitions, jnp.asarray(self.asked), start

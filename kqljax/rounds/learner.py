@@ -77,6 +77,7 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value:
     found = regression.span(kernel, between, rows, most=recipe.centres, block=block, tolerance=1e-7)
     cap = 1.0 / (1.0 - recipe.gamma)
     rewards = rewards_of(transitions, recipe.gamma, size)
+    value = cap + recipe.warm_start * (value - cap)
     start = jnp.pad(value, (0, size - value.shape[0]))
 
     def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array, Array, Array]:

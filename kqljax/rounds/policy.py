@@ -73,7 +73,7 @@ class Policy:
     def act(self, key: Array, memory: Any, obs: Array) -> tuple[Array, Any]:
         """The action `[]` (or `[n]`) to take, int32, and the memory. -1 says that a value was not a finite number."""
         rows = self._rows(obs)
-        action = finished_action(self.recipe, self.ensemble, self.model, rows, self.recipe.unclear)
+        action = finished_action(self.recipe, self.ensemble, self.model, rows)
         action = action if obs.ndim == 2 else action[0]
         return action, memory
 
@@ -96,7 +96,7 @@ class Policy:
         return jnp.atleast_2d(obs).astype(self.ensemble.place.dtype)
 
 
-def finished_action(recipe: Recipe, ensemble: Ensemble, model: Model, obs: Array, unclear: Any) -> Array:
+def finished_action(recipe: Recipe, ensemble: Ensemble, model: Model, obs: Array) -> Array:
     """Actions `[n]` int32 at `obs` `[n, l]`: the best of the mean; of plans where it is unclear and a plan is more than a step.
 
     -1 where a value is not finite.
@@ -108,7 +108,7 @@ def finished_action(recipe: Recipe, ensemble: Ensemble, model: Model, obs: Array
     best = jnp.argmax(mean, axis=1)
     second = jnp.argmax(jnp.where(jnp.arange(mean.shape[1]) == best[:, None], -jnp.inf, mean), axis=1)
     gap = values[:, row, best] - values[:, row, second]
-    is_unclear = (jnp.mean(gap, axis=0) < unclear * jnp.std(gap, axis=0)) & (model.held > 1)
+    is_unclear = (jnp.mean(gap, axis=0) < recipe.unclear * jnp.std(gap, axis=0)) & (model.held > 1)
     # The unclear ones first, a few at a time: plans cost a hundred times as much as a look.
     order = jnp.argsort(~is_unclear, stable=True)
     size = min(CHUNK, count)

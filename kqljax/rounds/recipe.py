@@ -34,10 +34,10 @@ _AT_LEAST_1 = (lambda x: x >= 1, "at least 1")
 
 RANGES: dict[str, Any] = {
     **dict.fromkeys(("gamma", "finish_gamma"), _DISCOUNT),
-    **dict.fromkeys(("fit_coupling", "coupling", "finish_coupling", "model_coupling"), _SHARE),
+    **dict.fromkeys(("fit_coupling", "coupling", "finish_coupling", "model_coupling", "displaced", "warm_start"), _SHARE),
     **dict.fromkeys(("etas", "fit_noise", "least_spread", "start_width", "ridge", "scale", "tolerance"), _POSITIVE),
     **dict.fromkeys(("finish_ridge", "widest", "finish_tolerance", "span_tolerance", "model_ridge", "ends_ridge"), _POSITIVE),
-    **dict.fromkeys(("bonus", "narrow_share", "stride", "unclear", "own_unclear"), _AT_LEAST_0),
+    **dict.fromkeys(("bonus", "narrow_share", "stride", "unclear"), _AT_LEAST_0),
     **dict.fromkeys(("backups", "finish_backups", "most_held", "own_blocks"), _AT_LEAST_1),
 }
 """What the leaves may be."""
@@ -57,6 +57,7 @@ class Recipe:
       fit_noise: noise of the Gaussian process whose evidence chooses among them, and of the displacements.
       fit_coupling: its factor for another action.
       least_spread: spread of a coordinate that has hardly moved.
+      displaced: share of the displacements that counts; at 0 pairs are compared by state and name of the action alone.
       start_width: w before the first fit.
       first_fit: transitions at the first fit; another each time they have doubled.
       fit_rows: rows that a fit looks at, at most.
@@ -66,6 +67,7 @@ class Recipe:
       scale: of the learner's kernel: wider than what was fitted, so that one visit tells of more.
       bonus: standard deviations of optimism, times the cap.
       backups, tolerance: most backups a round, and the change, as a share of the cap, below which they end.
+      warm_start: how far from the cap, 0, towards the values of the round before, 1, backups begin.
       least_round, round_share: a round lasts max(least_round, round_share * n) steps.
       centres: most centres of the regression.
 
@@ -86,7 +88,6 @@ class Recipe:
 
     Acting by the finished policy while learning (`kqljax.rounds.training`):
       own_gap: it acts where optimism promises less than this share of the cap beyond it.
-      own_unclear: `unclear` while learning.
       own_from: stored transitions from which on it may.
       own_growth: it is fitted anew when they have grown by this factor.
       own_blocks: most blocks of 64 centres of such a fit.
@@ -103,6 +104,7 @@ class Recipe:
     fit_noise: Any = 1e-4
     fit_coupling: Any = 0.99
     least_spread: Any = 0.3
+    displaced: Any = 1.0
     start_width: Any = 0.5
     first_fit: int = 30
     fit_rows: int = 500
@@ -114,6 +116,7 @@ class Recipe:
     bonus: Any = 1.0
     backups: Any = 100
     tolerance: Any = 1e-3
+    warm_start: Any = 1.0
     least_round: int = 5
     round_share: float = 0.05
     centres: int = 128
@@ -140,7 +143,6 @@ class Recipe:
     unclear: Any = 1.0
 
     own_gap: Any = 0.1
-    own_unclear: Any = 0.5
     own_from: int = 100
     own_growth: float = 1.2
     own_blocks: Any = 1

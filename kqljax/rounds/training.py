@@ -243,7 +243,7 @@ class _Actor(NamedTuple):
             return jnp.where(jnp.all(jnp.isfinite(values)), jnp.argmax(values), -1).astype(jnp.int32)
 
         def by_the_finished() -> Array:
-            return finished_action(recipe, finished.ensemble, finished.model, obs[None], recipe.own_unclear)[0]
+            return finished_action(recipe, finished.ensemble, finished.model, obs[None])[0]
 
         action = lax.cond(self.acts_finished, by_the_finished, by_optimism)
         return action, append(recipe, learner, asked, jnp.maximum(action, 0))

@@ -115,7 +115,8 @@ def displacements(recipe: Recipe, transitions: Transitions, weights: Array) -> A
     fitted = regression.factor(gram, recipe.fit_noise, rows.mask)
     effect = dot(taken.T, regression.solve(fitted, rows.moved))
     was_taken = jnp.any(taken > 0, axis=0)[:, None]
-    return jnp.where(was_taken, effect - jnp.sum(effect, axis=0) / jnp.maximum(jnp.sum(was_taken), 1), 0.0)
+    centred = effect - jnp.sum(effect, axis=0) / jnp.maximum(jnp.sum(was_taken), 1)
+    return jnp.where(was_taken, recipe.displaced * centred, 0.0)
 
 
 def initial_scales(recipe: Recipe, obs_dim: int, num_actions: int) -> Scales:
