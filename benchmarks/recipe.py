@@ -10,8 +10,8 @@
   learning  runs with another learner, the same seeds
 
 Nothing was tuned on seeds from 2000 on; choices were made on seeds below 1000, which is where the parts are compared. 100
-evaluation episodes a seed (50 for the parts), averaged first. A run that is stopped goes on where it was; a variant whose numbers have changed is
-run again.
+evaluation episodes a seed (50 for the parts), averaged first. A run that is stopped goes on where it was; a variant whose
+numbers have changed is run again.
 """
 
 import os
@@ -71,7 +71,6 @@ LEARNING = {
     "no displacements": change(displaced=0.0),
     "no factor for another action": change(coupling=1.0, finish_coupling=1.0),
     "the finished policy never acts": change(own_from=NEVER),
-    "no warm start": change(warm_start=0.0),
     "width not fitted": change(first_fit=NEVER),
     "five backups": change(backups=5),
     "rounds of n/10": change(round_share=0.1),
@@ -116,7 +115,7 @@ SMOKE = Size(
     {40: 1},
     1,
     {"no looking ahead": dataclasses.replace(SMALL, unclear=0.0)},
-    {"no warm start": dataclasses.replace(SMALL, warm_start=0.0)},
+    {"five backups": dataclasses.replace(SMALL, backups=5)},
     dict.fromkeys(EPISODES, 2),
     2,
 )
@@ -258,23 +257,27 @@ def is_current(record: dict, before: dict[str, str], now: dict[str, str]) -> boo
 
 def run_all(size: Size, parts: Iterable[str], path: Path) -> dict:
     settings = {"episodes": size.episodes, "first_seeds": [TABLE_SEED, PARTS_SEED]}
-    document: dict[str, Any] = {
-        "settings": settings, "recipes": recipe_texts(size), "versions": records.versions(), "device": records.device(), "results": []
-    }  # fmt: skip
+    document: dict[str, Any] = {"settings": settings, "recipes": recipe_texts(size), "versions": records.versions()}
+    document |= {"device": records.device(), "results": []}
     if path.exists():
         stored = json.loads(path.read_text())
         if stored.get("settings") == settings:
             rows = stored["results"]
             document["results"] = [row for row in rows if is_current(row, stored["recipes"], document["recipes"])]
     done = {(place(record), record["seed"]) for record in document["results"]}
-    left = [(cells, [seed for seed in seeds if any((cell, seed) not in done for cell in cells)]) for cells, seeds in todo(size, parts)]
+    left = [
+        (cells, [seed for seed in seeds if any((cell, seed) not in done for cell in cells)])
+        for cells, seeds in todo(size, parts)
+    ]
     with tqdm(total=sum(len(seeds) for _, seeds in left), unit="seed") as bar:
         for cells, seeds in left:
             wanted = set(cells)
             for start in range(0, len(seeds), size.chunk):
                 some = seeds[start : start + size.chunk]
                 cell = cells[0]
-                bar.set_description(f"{cell.part}: {cell.variant if len(cells) == 1 else len(cells)}, {cell.task}, {cell.steps} steps")
+                bar.set_description(
+                    f"{cell.part}: {cell.variant if len(cells) == 1 else len(cells)}, {cell.task}, {cell.steps} steps"
+                )
                 kept = [row for row in document["results"] if not (place(row) in wanted and row["seed"] in some)]
                 document["results"] = kept + run_cells(size, cells, some)
                 records.write(path, document)
@@ -299,7 +302,7 @@ def paired(means: dict[int, float], base: dict[int, float], resamples: int = 10_
 
 
 def summary(document: dict) -> list[dict]:
-    """One entry a cell: IQM over seeds with its interval, worst decile and seed, seeds that failed; the gain against the recipe."""
+    """One entry a cell: IQM over seeds with its interval, worst decile and seed, failed seeds; the gain against the recipe."""
     found = []
     rows: dict[Cell, list[dict]] = {}
     for record in document["results"]:
@@ -317,7 +320,9 @@ def summary(document: dict) -> list[dict]:
         entry["acts_finished"] = float(np.mean([row["acts_finished"] for row in each]))
         base = rows.get(cell._replace(variant=RECIPE), [])
         if cell.variant != RECIPE and base:
-            entry["gain"], entry["gain_low"], entry["gain_high"] = paired(means, {row["seed"]: row["return_mean"] for row in base})
+            entry["gain"], entry["gain_low"], entry["gain_high"] = paired(
+                means, {row["seed"]: row["return_mean"] for row in base}
+            )
         found.append(entry)
     return found
 
@@ -378,7 +383,10 @@ def draw(document: dict, path: Path) -> Path:
         style.line("interquartile mean", **bar),
         style.line("the paper's figure, after 1000 steps", color="#D55E00", lw=1, ls="--"),
     ]
-    counts = " and ".join(str(n) for n in sorted({entry["seeds"] for entry in document["summary"] if entry["part"] in ("table", "steps")}, reverse=True))
+    counts = " and ".join(
+        str(n)
+        for n in sorted({entry["seeds"] for entry in document["summary"] if entry["part"] in ("table", "steps")}, reverse=True)
+    )
     return style.save(style.finish(figure, marks, f"learning in rounds, {counts} seeds"), path)
 
 

@@ -17,8 +17,8 @@ of each row's k(x, x) that they leave out (`span`). With M = F^T F + lam I and t
 
     mean(x) = f^T M^-1 F^T y,        std(x)^2 = k(x, x) - |f|^2 + lam f^T M^-1 f.
 
-k(x, x) - |f|^2 is the residual at x: what the centres do not span counts as not known. The cost follows the rank that the kernel
-turns out to have, because blocks of pivots and blocks of rows are loops whose lengths are known only at run time.
+k(x, x) - |f|^2 is the residual at x: what the centres do not span counts as not known. The cost follows the rank that the
+kernel turns out to have, because blocks of pivots and blocks of rows are loops whose lengths are known only at run time.
 
 Factors are meant to be float64: kernels as smooth as these give Gram matrices that float32 cannot factor. A factorisation that
 fails gives numbers that are not finite, and `is_finite` says so. Everything can be vmapped: on an accelerator all seeds are
@@ -181,13 +181,13 @@ class Rows(NamedTuple):
     Row block r holds `size` stored inputs, followed by `groups - 1` times as many others.
 
     Attributes:
-      count: `[]` int32, n, the stored inputs; they come first.
+      stored: `[]` int32, n, the stored inputs; they come first.
       blocks: R, static.
       size: stored inputs in a block, static.
       groups: static; 1 where there are no others.
     """
 
-    count: Array
+    stored: Array
     blocks: int
     size: int
     groups: int
@@ -195,14 +195,14 @@ class Rows(NamedTuple):
     @property
     def in_use(self) -> Array:
         """Blocks that hold a stored input; under vmap, of any seed: one length for all, so that loops stay loops."""
-        return (largest(self.count) + self.size - 1) // self.size
+        return (largest(self.stored) + self.size - 1) // self.size
 
 
 class Span(NamedTuple):
     """Features of a kernel on centres, m = B b of them at most, H = groups * size rows in a block.
 
     Attributes:
-      index: `[m]` int32, the stored inputs that are centres.
+      pivot: `[m]` int32, the stored inputs that are centres.
       is_used: `[m]` bool; False where a place was not needed.
       lower: `[m, m]` Cholesky factor of the kernel between the centres, up to a jitter; the identity where unused.
       features: `[R, H, m]` f = lower^-1 k_centres(x) of each row. Only what lies below `blocks` and `Rows.in_use` is written.
@@ -210,7 +210,7 @@ class Span(NamedTuple):
       blocks: `[]` int32, blocks of centres that were needed.
     """
 
-    index: Array
+    pivot: Array
     is_used: Array
     lower: Array
     features: Array
@@ -230,7 +230,7 @@ def empty_span(rows: Rows, most: int, dtype: Any, work: Array | None = None) -> 
     """No centres yet."""
     height = rows.groups * rows.size
     return Span(
-        index=jnp.zeros(most, jnp.int32),
+        pivot=jnp.zeros(most, jnp.int32),
         is_used=jnp.zeros(most, bool),
         lower=jnp.eye(most, dtype=dtype),
         features=jnp.zeros((rows.blocks, height, most), dtype) if work is None else work,
@@ -290,7 +290,7 @@ def span(
     dtype = jnp.result_type(tolerance, jnp.zeros(()))
     columns = most // block
     limit = columns if most_blocks is None else jnp.minimum(most_blocks, columns)
-    is_stored = (jnp.arange(rows.blocks * rows.size) < rows.count).reshape(rows.blocks, rows.size)
+    is_stored = (jnp.arange(rows.blocks * rows.size) < rows.stored).reshape(rows.blocks, rows.size)
     in_use = rows.in_use
     identity = jnp.eye(block, dtype=dtype)
 
@@ -306,7 +306,7 @@ def span(
         total = _running_sum(stored.reshape(rows.blocks, rows.size))
         share = (jnp.arange(block, dtype=dtype) + 0.5) / block * total[-1]
         index = jnp.sum(total[:, None] < share, axis=0).astype(jnp.int32)
-        index = jnp.minimum(index, rows.count - 1)
+        index = jnp.minimum(index, rows.stored - 1)
         is_new = jnp.concatenate([jnp.ones(1, bool), index[1:] != index[:-1]])
         if pivots is not None:
             given = tuple(lax.dynamic_slice_in_dim(each, j * block, block) for each in pivots)
@@ -343,7 +343,7 @@ def span(
         features, residual = lax.fori_loop(0, in_use, one_row_block, (found.features, found.residual))
         stripe = put(at_pivots, lower, 0, j * block)
         found = Span(
-            index=put(found.index, index, j * block),
+            pivot=put(found.pivot, index, j * block),
             is_used=lax.dynamic_update_slice_in_dim(found.is_used, is_new, j * block, 0),
             lower=put(found.lower, stripe, j * block),
             features=features,
@@ -361,12 +361,12 @@ def span(
 
 
 def dense(found: Span, rows: Rows, row_blocks: int, width: int) -> tuple[Array, Array]:
-    """Features of the first row blocks and the first `width` centres: stored `[n, width]`, others `[row_blocks, H - size, width]`.
+    """Features of the first row blocks and centres: stored `[n, width]`, others `[row_blocks, H - size, width]`.
 
     Rows and centres that were not written are 0, whatever the memory holds. n = row_blocks * size.
     """
     part = found.features[:row_blocks, :, :width]
-    is_stored = (jnp.arange(row_blocks * rows.size) < rows.count).reshape(row_blocks, rows.size)
+    is_stored = (jnp.arange(row_blocks * rows.size) < rows.stored).reshape(row_blocks, rows.size)
     is_stored = jnp.tile(is_stored, (1, rows.groups))
     part = jnp.where(is_stored[:, :, None] & found.is_used[:width], part, 0.0)
     return part[:, : rows.size].reshape(-1, width), part[:, rows.size :]

@@ -131,7 +131,7 @@ def test_centres_take_kernels_to_features():
     x, asked = inputs(ROWS), inputs(ASKED, seed=1)
     found, rows = spanned(x, asked, ROWS, most=32, block=8, tolerance=1e-6)
     _, others = regression.dense(found, rows, 3, 32)
-    cross = gaussian(asked, x[found.index]) * found.is_used
+    cross = gaussian(asked, x[found.pivot]) * found.is_used
     np.testing.assert_allclose(regression.solve_lower(found.lower, cross.T).T, others.reshape(ASKED, 32), atol=1e-6)
 
 
@@ -152,8 +152,8 @@ def test_fewer_stored_inputs_than_there_is_room_for():
     x, asked = inputs(ROWS), inputs(ASKED, seed=1)
     some, rows = spanned(x, asked, 40, most=32, block=8, tolerance=1e-6)
     other, _ = spanned(x.at[40:].set(7.0), asked, 40, most=32, block=8, tolerance=1e-6)
-    assert int(jnp.max(jnp.where(some.is_used, some.index, 0))) < 40
-    np.testing.assert_array_equal(some.index, other.index)
+    assert int(jnp.max(jnp.where(some.is_used, some.pivot, 0))) < 40
+    np.testing.assert_array_equal(some.pivot, other.pivot)
     np.testing.assert_array_equal(regression.dense(some, rows, 3, 32)[0], regression.dense(other, rows, 3, 32)[0])
     np.testing.assert_array_equal(regression.dense(some, rows, 3, 32)[0][40:], 0.0)
 
@@ -161,7 +161,7 @@ def test_fewer_stored_inputs_than_there_is_room_for():
 def test_centres_of_another_width():
     x, asked = inputs(ROWS), inputs(ASKED, seed=1)
     narrow, rows = spanned(x, asked, ROWS, eta=1.0, most=64, block=8, tolerance=1e-8)
-    pivots = narrow.index, narrow.is_used
+    pivots = narrow.pivot, narrow.is_used
     wide, _ = spanned(x, asked, ROWS, eta=0.1, most=64, block=8, tolerance=1e-6, pivots=pivots, work=narrow.features)
     assert int(wide.blocks) < int(narrow.blocks)
     features, _ = regression.dense(wide, rows, 3, 64)

@@ -1,6 +1,7 @@
 """Learning in rounds as a user has it: train, fit, evaluate, policies, batches, platforms, mistakes."""
 
 import dataclasses
+import itertools
 import re
 
 import jax
@@ -41,32 +42,27 @@ def run(program):
 
 @pytest.fixture(scope="module")
 def fit(run):
-    """`rounds.fit` of other transitions with a warm start, compiled once for all tests, and what its policy makes of them."""
+    """`rounds.fit` of other transitions, compiled once for all tests, and what its policy makes of them."""
 
-    def fit(transitions, last):
-        found = rounds.fit(None, RECIPE, transitions, last)
+    def fit(transitions):
+        found = rounds.fit(None, RECIPE, transitions)
         return found, found.policy.act(None, (), transitions.next_obs)[0], found.policy.values(transitions.next_obs)
 
-    return compiled(fit, run.transitions, run.fit)
-
-
-def cold(fit):
-    """The fit with the values that there are before any: a start from it is none."""
-    return fit._replace(value=jnp.full_like(fit.value, 1 / (1 - RECIPE.gamma)))
+    return compiled(fit, run.transitions)
 
 
 def test_the_rounds_are_known_before_the_run():
     plan = rounds.schedule(rounds.DEFAULT, 1000)
-    assert [each.count for each in plan[:4]] == [0, 5, 10, 15]
-    assert plan[-1].count == 1000
+    assert [each.begins_at for each in plan[:4]] == [0, 5, 10, 15]
+    assert plan[-1].begins_at == 1000
     assert plan[-1].steps == 0
-    for this, following in zip(plan, plan[1:], strict=False):
-        assert this.count + this.steps == following.count
-        assert this.steps == max(5, this.count // 20) or following.count == 1000
-    assert [each.count for each in plan if each.fits_scales] == [30, 60, 120, 250, 488, 1000]
-    own = [each.count for each in plan if each.may_finish]
+    for this, following in itertools.pairwise(plan):
+        assert this.begins_at + this.steps == following.begins_at
+        assert this.steps == max(5, this.begins_at // 20) or following.begins_at == 1000
+    assert [each.begins_at for each in plan if each.fits_scales] == [30, 60, 120, 250, 488, 1000]
+    own = [each.begins_at for each in plan if each.may_finish]
     assert own[0] == 100
-    assert all(after >= 1.2 * before for before, after in zip(own, own[1:-1], strict=False))
+    assert all(after >= 1.2 * before for before, after in itertools.pairwise(own[:-1]))
 
 
 def test_transitions_are_what_happened(run):
@@ -87,7 +83,7 @@ def test_transitions_are_what_happened(run):
 
 def test_the_finished_policy_acts_once_there_are_ends(run):
     acts, gap = np.asarray(run.log.rounds.acts_finished), np.asarray(run.log.rounds.optimism_gap)
-    counts = np.asarray(run.log.rounds.count)
+    counts = np.asarray(run.log.rounds.begins_at)
     assert np.all(np.isinf(gap[counts < RECIPE.own_from]))
     assert np.all(np.isfinite(gap[counts > RECIPE.own_from + 20]))
     np.testing.assert_array_equal(acts[:-1], (gap < RECIPE.own_gap)[:-1])
@@ -95,7 +91,7 @@ def test_the_finished_policy_acts_once_there_are_ends(run):
 
 
 def test_train_and_fit_hold_the_same_policy(run, fit):
-    found, actions, values = fit(run.transitions, run.fit)
+    found, actions, values = fit(run.transitions)
     for name in ("ensemble", "model", "scales"):
         ours, theirs = getattr(found.policy, name), getattr(run.policy, name)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), ours, theirs)
@@ -103,22 +99,15 @@ def test_train_and_fit_hold_the_same_policy(run, fit):
     np.testing.assert_array_equal(actions, same)
     assert len(np.unique(same)) == 2
     np.testing.assert_allclose(values.mean, same_values.mean, atol=1e-2)  # of 100
-    np.testing.assert_allclose(values.optimistic, same_values.optimistic, atol=0.5)  # of 33: with some backups more
-
-
-def test_a_warm_start_needs_fewer_backups_and_leaves_the_finished_policy_as_it_is(run, fit):
-    warm, first = fit(run.transitions, run.fit)[0], fit(run.transitions, cold(run.fit))[0]
-    assert int(warm.backups) < int(first.backups)
-    np.testing.assert_array_equal(first.policy.ensemble.weights, warm.policy.ensemble.weights)
+    np.testing.assert_allclose(values.optimistic, same_values.optimistic, atol=1e-2)  # of 33
 
 
 def test_rows_that_are_not_stored_do_not_count(run, fit):
     part = dataclasses.replace(run.transitions, count=jnp.int32(100))
     other = dataclasses.replace(part, obs=part.obs.at[100:].set(7.0), reward=part.reward.at[100:].set(9.0))
-    (ours, actions, _), (theirs, same, _) = fit(part, cold(run.fit)), fit(other, cold(run.fit))
+    (ours, actions, _), (theirs, same, _) = fit(part), fit(other)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     np.testing.assert_array_equal(actions, same)
-    np.testing.assert_array_equal(ours.value[100:], 1 / (1 - RECIPE.gamma))
 
 
 def test_a_second_number_and_another_seed_compile_nothing(task):
@@ -201,7 +190,7 @@ def test_numbers_that_are_not_finite_are_seen(task, run, fit):
     broken = dataclasses.replace(run.transitions, reward=run.transitions.reward.at[3].set(jnp.nan))
     with pytest.raises(ValueError, match="reward has nan at index"):
         rounds.fit(None, RECIPE, broken)
-    found, actions, _ = fit(broken, run.fit)  # values are not known inside of jit
+    found, actions, _ = fit(broken)  # values are not known inside of jit
     assert not bool(found.is_finite)
     assert actions.tolist() == [-1] * STEPS
     returns = jax.jit(lambda policy: rounds.evaluate(jax.random.key(0), task, policy, num_episodes=2))(found.policy)

@@ -19,7 +19,7 @@ from kqljax.rounds.widths import Scales, fit_scales
 
 N, CAPACITY = 150, 170
 RECIPE = dataclasses.replace(DEFAULT, centres=512, finish_centres=512, model_centres=512, span_tolerance=1e-9)
-"""The recipe with room for every pair among the centres (blocks repeat pairs, so more room than pairs): the oracle uses all of them."""
+"""The recipe with room for every pair among the centres, as the oracle has (blocks repeat pairs: more room than pairs)."""
 NUMBERS = {"gamma": RECIPE.gamma, "ridge": RECIPE.ridge}
 
 
@@ -29,17 +29,16 @@ class Case:
     def __init__(self, name):
         self.transitions = recorded(name, N, capacity=CAPACITY)
         self.data = as_numpy(self.transitions)
-        S, A, R, S2, ended = self.data
+        S, A, _, S2, ended = self.data
         self.num_actions, self.v = self.transitions.num_actions, float(self.transitions.end_value)
         self.weights, self.eta = oracle.fit_widths(S, A, S2, ended)
         self.displacement = oracle.displacements(S, A, S2, ended, self.weights, self.num_actions)
         rng = np.random.default_rng(1)
         self.asked = S2[rng.integers(0, N, 12)] + 0.02 * rng.normal(size=(12, S.shape[1]))
-        start = jnp.full(CAPACITY, 1 / (1 - RECIPE.gamma))
 
-        def everything(transitions, asked, start):
+        def everything(transitions, asked):
             scales = fit_scales(RECIPE, transitions)
-            learned = fit_learner(dataclasses.replace(RECIPE, backups=10), transitions, scales, start, most_new=4)
+            learned = fit_learner(dataclasses.replace(RECIPE, backups=10), transitions, scales, most_new=4)
             ensemble = fit_ensemble(RECIPE, transitions, scales)
             model = fit_model(RECIPE, transitions, scales, ensemble.centres)
             learner, queries = learned.learner, []
@@ -50,13 +49,14 @@ class Case:
             values = member_values(RECIPE, ensemble.ensemble, asked)
             plans = plan_values(RECIPE, model, ensemble.ensemble, asked)
             actions = [
-                finished_action(dataclasses.replace(RECIPE, unclear=k), ensemble.ensemble, model, asked) for k in (0.0, 1.0, 1e9)
+                finished_action(dataclasses.replace(RECIPE, unclear=k), ensemble.ensemble, model, asked)
+                for k in (0.0, 1.0, 1e9)
             ]
             steps = [predict_step(RECIPE, model, asked, jnp.full(12, a)) for a in range(self.num_actions)]
             gap = finish(RECIPE, transitions, scales, learned.value, EVERY_BLOCK).optimism_gap
             return scales, learned, ensemble, model, queries, values, plans, actions, steps, gap
 
-        arguments = self.transitions, jnp.asarray(self.asked), start
+        arguments = self.transitions, jnp.asarray(self.asked)
         found = compiled(everything, *arguments)(*arguments)
         self.scales, self.learned, self.ensemble, self.model, self.queries, self.values, *rest = found
         self.plans, self.actions, self.steps, self.gap = rest
@@ -88,7 +88,7 @@ def test_values_of_the_learner(case):
     expected = case.learner()
     assert int(case.learned.backups) == expected.backups == 10
     np.testing.assert_allclose(case.learned.value[:N], expected.V, atol=0.05)  # of 33
-    np.testing.assert_array_equal(case.learned.value[N:], 1 / (1 - RECIPE.gamma))  # not stored
+    np.testing.assert_array_equal(case.learned.value[N:], 0)  # not stored
 
 
 def test_beliefs_of_the_learner_as_pairs_are_added(case):
@@ -150,7 +150,7 @@ def test_plans_and_actions(case):
 
 
 def test_optimism_gap(case):
-    S, A, R, S2, ended = case.data
+    _, _, _, S2, ended = case.data
     expected = oracle.optimism_gap(np.asarray(case.learned.value)[:N], S2, ended, Members(case))
     assert abs(float(case.gap) - expected) < 1e-3
 
@@ -172,7 +172,9 @@ def test_the_cases_have_ends_where_the_tasks_have():
 
 def test_scales_of_a_coordinate_that_does_not_move():
     transitions = recorded("MountainCar-v0", N)
-    still = dataclasses.replace(transitions, obs=transitions.obs.at[:, 1].set(0.5), next_obs=transitions.next_obs.at[:, 1].set(0.5))
+    still = dataclasses.replace(
+        transitions, obs=transitions.obs.at[:, 1].set(0.5), next_obs=transitions.next_obs.at[:, 1].set(0.5)
+    )
     scales = jax.jit(lambda t: fit_scales(DEFAULT, t))(still)
     S, A, _, S2, ended = as_numpy(still)
     weights, _ = oracle.fit_widths(S, A, S2, ended)

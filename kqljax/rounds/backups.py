@@ -53,10 +53,10 @@ def rewards_of(transitions: Transitions, gamma: Any, rows: int) -> Rewards:
 
 
 class Backups(NamedTuple):
-    """Attributes: `value` `[n]` V at the successors, `count` `[]` int32 backups made, `change` `[]` of the last."""
+    """Attributes: `value` `[n]` V at the successors, `made` `[]` int32, how many, `change` `[]` of the last."""
 
     value: Array
-    count: Array
+    made: Array
     change: Array
 
 
@@ -75,7 +75,7 @@ def back_up(
     """
     short = jnp.float32
     weights, successors, bonus, value = (each.astype(short) for each in (weights, successors, bonus, value))
-    rewards = Rewards(*(each.astype(short) for each in rewards[:3]), rewards.is_stored)
+    rewards = jax.tree.map(lambda column: column if column.dtype == bool else column.astype(short), rewards)
     blocks, height, width = successors.shape
     flat, bonus = successors.reshape(blocks * height, width), bonus.reshape(-1)
     groups = blocks, -1, value.shape[0] // blocks
@@ -85,10 +85,10 @@ def back_up(
         values = dot(flat, dot(weights, rewards.targets(carry.value))) + bonus
         best = jnp.max(values.reshape(groups), axis=1).reshape(-1)
         new = jnp.where(rewards.is_stored, jnp.clip(best, 0.0, cap), 0.0)
-        return Backups(new, carry.count + 1, jnp.max(jnp.abs(new - carry.value)))
+        return Backups(new, carry.made + 1, jnp.max(jnp.abs(new - carry.value)))
 
     def is_going(carry: Backups) -> Array:
-        return (carry.change >= tolerance) & (carry.count < most)
+        return (carry.change >= tolerance) & (carry.made < most)
 
     value = jnp.where(rewards.is_stored, value, 0.0)
     return lax.while_loop(is_going, sweep, Backups(value, jnp.int32(0), jnp.full((), jnp.inf, short)))

@@ -45,9 +45,9 @@ class Ensemble(NamedTuple):
 
 
 class Centres(NamedTuple):
-    """Attributes: `index` `[m]` int32 of stored pairs; `is_used` `[m]` bool; `blocks` `[]` int32 in use."""
+    """Attributes: `pivot` `[m]` int32, stored pairs; `is_used` `[m]` bool; `blocks` `[]` int32 in use."""
 
-    index: Array
+    pivot: Array
     is_used: Array
     blocks: Array
 
@@ -93,7 +93,7 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
             block=block,
             tolerance=recipe.span_tolerance,
             most_blocks=jnp.where(is_first, limit, chosen.blocks),
-            pivots=(chosen.index, chosen.is_used),
+            pivots=(chosen.pivot, chosen.is_used),
             is_free=is_first,
             work=work,
         )
@@ -114,28 +114,26 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
                 tolerance=recipe.finish_tolerance,
             )
             mean = dot(operator, part.targets(done.value.astype(dtype)))
-            return jnp.pad(mean, (0, most - width)), done.count
+            return jnp.pad(mean, (0, most - width)), done.made
 
-        mean, count = regression.at_size(
-            (rows.in_use, regression.largest(found.blocks)), _sizes(rows.blocks, columns), solve
-        )
+        mean, count = regression.at_size((rows.in_use, regression.largest(found.blocks)), _sizes(rows.blocks, columns), solve)
         weights = regression.solve_lower_transposed(found.lower, mean[:, None])[:, 0]
-        new = Centres(found.index, found.is_used, found.blocks)
+        new = Centres(found.pivot, found.is_used, found.blocks)
         chosen = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), new, chosen)
         return (chosen, found.features, jnp.array(False)), (weights, count)
 
     scales_of = [float(recipe.ratio) ** i for i in range(recipe.members)]
     empty = regression.empty_span(rows, most, dtype)
-    start = Centres(empty.index, empty.is_used, empty.blocks), empty.features, jnp.array(True)
+    start = Centres(empty.pivot, empty.is_used, empty.blocks), empty.features, jnp.array(True)
     limit = columns if most_blocks is None else jnp.minimum(most_blocks, columns)
     first = min(3, recipe.members - 1)
     order = [first, *(i for i in range(recipe.members) if i != first)]
     (chosen, _, _), (weights, count) = lax.scan(member, start, jnp.asarray([scales_of[i] for i in order], dtype))
     back = jnp.argsort(jnp.asarray(order))
     weights, count = weights[back], count[back]
-    coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[chosen.index], recipe.finish_coupling)
+    coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[chosen.pivot], recipe.finish_coupling)
     ensemble = Ensemble(
-        place=pairs.stored_place[chosen.index],
+        place=pairs.stored_place[chosen.pivot],
         coupling=coupling.astype(dtype) * chosen.is_used,
         weights=weights,
         scale=widest,
@@ -169,7 +167,9 @@ def member_values(recipe: Recipe, ensemble: Ensemble, obs: Array) -> Array:
         values = []
         for i in range(recipe.members):
             kernel = lax.integer_pow(jnp.maximum(kernel, 1e-12), recipe.ratio) if i else kernel
-            values.append(lax.dot_general(kernel, coupling * weights[i], (((2,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST).T)
+            values.append(
+                lax.dot_general(kernel, coupling * weights[i], (((2,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST).T
+            )
         return total + jnp.stack(values)
 
     start = jnp.zeros((recipe.members, count, num_actions), ensemble.weights.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -39,7 +38,6 @@ class Fit(NamedTuple):
 
     Attributes:
       policy: the finished policy.
-      value: `[N]` the learner's V(s') after the backups, for the next fit to begin with; the cap where nothing is stored.
       backups: `[]` int32, backups of the learner.
       optimism_gap: `[]` how much more the learner promises than the ensemble holds, as a share of the cap, on average over the
         states reached.
@@ -47,7 +45,6 @@ class Fit(NamedTuple):
     """
 
     policy: Policy
-    value: Array
     backups: Array
     optimism_gap: Array
     is_finite: Array
@@ -80,17 +77,12 @@ def make_fit(recipe: Recipe, scales: Scales, learned: LearnerFit, finished: Fini
     """Puts the parts together."""
     policy = Policy(recipe, finished.ensemble, finished.model, learned.learner, scales)
     is_finite = learned.is_finite & finished.is_finite
-    return Fit(policy, learned.value, learned.backups, finished.optimism_gap, is_finite)
-
-
-def initial_value(recipe: Recipe, capacity: int) -> Array:
-    """The cap, 1 / (1 - gamma), for every row."""
-    return jnp.broadcast_to(jnp.asarray(1.0 / (1.0 - recipe.gamma), jnp.zeros(()).dtype), (capacity,))
+    return Fit(policy, learned.backups, finished.optimism_gap, is_finite)
 
 
 def require_float64() -> None:
     """Raises ValueError where jax computes in float32."""
-    if not jax.config.jax_enable_x64:
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise ValueError(
             "learning in rounds factors Gram matrices that float32 cannot factor (their smallest eigenvalues are 1e-7 of the "
             'largest). Call jax.config.update("jax_enable_x64", True) when the program begins. Acting needs no float64: '
@@ -108,7 +100,7 @@ def check_recipe(recipe: Recipe) -> None:
     recipe.validate()
 
 
-def fit(key: Array | None, recipe: Recipe, transitions: Transitions, last: Fit | None = None) -> Fit:
+def fit(key: Array | None, recipe: Recipe, transitions: Transitions) -> Fit:
     """Fits everything anew from transitions: a run's, a file's, another agent's.
 
     Pure: jit it, vmap it over transitions of one capacity and over the recipe's numbers.
@@ -117,8 +109,6 @@ def fit(key: Array | None, recipe: Recipe, transitions: Transitions, last: Fit |
       key: random key. Today's recipe draws nothing; None will do.
       recipe: the numbers.
       transitions: at least one of them.
-      last: the fit before, for a warm start: the learner's backups begin with its values. The finished policy does not depend
-        on it.
 
     Examples:
       >>> from kqljax import rounds
@@ -138,16 +128,14 @@ def fit(key: Array | None, recipe: Recipe, transitions: Transitions, last: Fit |
     require_float64()
     check_recipe(recipe)
     if not isinstance(transitions, Transitions):
-        raise ValueError(f"transitions must be kqljax.rounds.Transitions, got {describe(transitions)}. Make them with Transitions.of.")
+        raise ValueError(
+            f"transitions must be kqljax.rounds.Transitions, got {describe(transitions)}. Make them with Transitions.of."
+        )
     transitions.validate()
-    value = initial_value(recipe, transitions.capacity)
-    if last is not None:
-        kept = min(last.value.shape[0], transitions.capacity)
-        value = value.at[:kept].set(last.value[:kept])
     scales = lax.cond(
         transitions.count >= recipe.first_fit,
         lambda: fit_scales(recipe, transitions),
         lambda: initial_scales(recipe, transitions.obs.shape[1], transitions.num_actions),
     )
-    learned = fit_learner(recipe, transitions, scales, value, most_new=1)
+    learned = fit_learner(recipe, transitions, scales, most_new=1)
     return make_fit(recipe, scales, learned, finish(recipe, transitions, scales, learned.value, EVERY_BLOCK))

@@ -52,7 +52,7 @@ class Learner(NamedTuple):
 
 
 class LearnerFit(NamedTuple):
-    """Attributes: `learner`; `value` `[N]` V(s') after the backups; `backups` `[]` int32; `is_finite` `[]` bool."""
+    """Attributes: `learner`; `value` `[N]` V(s') after the backups, 0 elsewhere; `backups` `[]` int32; `is_finite` `[]`."""
 
     learner: Learner
     value: Array
@@ -61,24 +61,21 @@ class LearnerFit(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames="most_new")  # traced once, however often a program asks for it
-def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value: Array, most_new: int) -> LearnerFit:
+def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, most_new: int) -> LearnerFit:
     """Fits the learner to all transitions.
 
     Args:
-      value: `[N]` V(s') of the fit before, to begin the backups with; the cap for transitions that are new.
       most_new: static, pairs that may be added before the next fit.
     """
     weights = recipe.scale * scales.weights
     pairs = stored_pairs(transitions, scales.displacement)
-    rows, dtype = pairs.rows, value.dtype
+    rows, dtype = pairs.rows, weights.dtype
     size = rows.blocks * rows.size
     block = min(BLOCK, recipe.centres)
     kernel, between = pairs.kernel(weights, recipe.coupling)
     found = regression.span(kernel, between, rows, most=recipe.centres, block=block, tolerance=1e-7)
     cap = 1.0 / (1.0 - recipe.gamma)
     rewards = rewards_of(transitions, recipe.gamma, size)
-    value = cap + recipe.warm_start * (value - cap)
-    start = jnp.pad(value, (0, size - value.shape[0]))
 
     def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array, Array, Array]:
         height, width = row_blocks * rows.size, column_blocks * block
@@ -94,7 +91,7 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value:
             successors,
             recipe.bonus * cap * jnp.sqrt(variance),
             part,
-            start[:height],
+            jnp.full(height, cap),
             cap=cap,
             most=recipe.backups,
             tolerance=recipe.tolerance * cap,
@@ -102,21 +99,19 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, value:
         identity = jnp.eye(width, dtype=dtype)
         inverse = jnp.eye(recipe.centres, dtype=dtype).at[:width, :width].set(regression.solve_lower(ridge.lower, identity))
         mean = dot(operator, part.targets(done.value.astype(dtype)))
-        after = start.at[:height].set(jnp.where(part.is_stored, done.value.astype(dtype), start[:height]))
-        return after, done.count, jnp.pad(mean, (0, recipe.centres - width)), inverse
+        value = jnp.pad(done.value.astype(dtype), (0, size - height))
+        return value, done.made, jnp.pad(mean, (0, recipe.centres - width)), inverse
 
     columns = recipe.centres // block
     sizes = ((1, columns), (rows.blocks, columns)) if rows.blocks > 1 else ((rows.blocks, columns),)
-    value, count, mean, inverse = regression.at_size(
-        (rows.in_use, regression.largest(found.blocks)), sizes, solve
-    )
+    value, count, mean, inverse = regression.at_size((rows.in_use, regression.largest(found.blocks)), sizes, solve)
     identity = jnp.eye(recipe.centres, dtype=dtype)
     lower = regression.solve_lower(found.lower, identity)
     whiten = jnp.concatenate([lower, jnp.sqrt(recipe.ridge) * dot(inverse, lower)])
-    centre_action = pairs.stored_action[found.index]
+    centre_action = pairs.stored_action[found.pivot]
     coupling = agree(jnp.arange(transitions.num_actions), centre_action, recipe.coupling).astype(dtype) * found.is_used
     learner = Learner(
-        place=pairs.stored_place[found.index],
+        place=pairs.stored_place[found.pivot],
         coupling=coupling,
         whiten=whiten,
         weights=regression.solve_lower_transposed(found.lower, mean[:, None])[:, 0],

@@ -60,7 +60,7 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
     weights, dtype = scales.weights, scales.weights.dtype
     pairs = stored_pairs(transitions, jnp.zeros_like(scales.displacement), with_successors=False)
     rows = pairs.rows
-    most = min(recipe.model_centres, centres.index.size)
+    most = min(recipe.model_centres, centres.pivot.size)
     block = min(BLOCK, most)
     kernel, between = pairs.kernel(weights, recipe.model_coupling, lambda distance: _kernel(recipe, distance))
     found = regression.span(
@@ -72,7 +72,7 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
         tolerance=recipe.span_tolerance,
         prior=1.0 + recipe.narrow_share,
         most_blocks=centres.blocks,
-        pivots=(centres.index[:most], centres.is_used[:most]),
+        pivots=(centres.pivot[:most], centres.is_used[:most]),
     )
     is_stored = padded(transitions.is_stored)[:, None]
     moved = jnp.concatenate([transitions.next_obs - transitions.obs, transitions.reward[:, None]], axis=1)
@@ -96,10 +96,10 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
     columns = most // block
     sizes = ((2,), (columns,)) if columns > 2 else ((columns,),)
     solved = regression.at_size((regression.largest(found.blocks),), sizes, solve)
-    coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[centres.index[:most]], recipe.model_coupling)
+    coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[centres.pivot[:most]], recipe.model_coupling)
     end_value = transitions.end_value / (1.0 - recipe.finish_gamma)
     return Model(
-        obs=pairs.stored_place[centres.index[:most]],
+        obs=pairs.stored_place[centres.pivot[:most]],
         coupling=coupling.astype(dtype) * found.is_used,
         weights=regression.solve_lower_transposed(found.lower, solved),
         mean=mean,

@@ -81,7 +81,9 @@ class Policy:
         """Beliefs at `obs`: mean, spread over the members, optimistic value."""
         rows = self._rows(obs)
         members = member_values(self.recipe, self.ensemble, rows)
-        promised = jax.vmap(lambda each: optimistic(self.recipe, self.learner, query(self.recipe, self.learner, self.scales, each)))
+        promised = jax.vmap(
+            lambda each: optimistic(self.recipe, self.learner, query(self.recipe, self.learner, self.scales, each))
+        )
         found = Values(jnp.mean(members, axis=0), jnp.std(members, axis=0), promised(rows))
         return found if obs.ndim == 2 else jax.tree.map(lambda leaf: leaf[0], found)
 

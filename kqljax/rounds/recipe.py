@@ -34,14 +34,13 @@ _AT_LEAST_1 = (lambda x: x >= 1, "at least 1")
 
 RANGES: dict[str, Any] = {
     **dict.fromkeys(("gamma", "finish_gamma"), _DISCOUNT),
-    **dict.fromkeys(("fit_coupling", "coupling", "finish_coupling", "model_coupling", "displaced", "warm_start"), _SHARE),
+    **dict.fromkeys(("fit_coupling", "coupling", "finish_coupling", "model_coupling", "displaced"), _SHARE),
     **dict.fromkeys(("etas", "fit_noise", "least_spread", "start_width", "ridge", "scale", "tolerance"), _POSITIVE),
     **dict.fromkeys(("finish_ridge", "widest", "finish_tolerance", "span_tolerance", "model_ridge", "ends_ridge"), _POSITIVE),
     **dict.fromkeys(("bonus", "narrow_share", "stride", "unclear"), _AT_LEAST_0),
     **dict.fromkeys(("backups", "finish_backups", "most_held", "own_blocks"), _AT_LEAST_1),
 }
 """What the leaves may be."""
-
 
 
 @functools.partial(register, static=(*SIZES, "round_share", "own_growth"))
@@ -66,8 +65,7 @@ class Recipe:
       gamma, ridge, coupling: discount, ridge and factor for another action.
       scale: of the learner's kernel: wider than what was fitted, so that one visit tells of more.
       bonus: standard deviations of optimism, times the cap.
-      backups, tolerance: most backups a round, and the change, as a share of the cap, below which they end.
-      warm_start: how far from the cap, 0, towards the values of the round before, 1, backups begin.
+      backups, tolerance: most backups a round, from the cap, and the change, as a share of the cap, below which they end.
       least_round, round_share: a round lasts max(least_round, round_share * n) steps.
       centres: most centres of the regression.
 
@@ -114,9 +112,8 @@ class Recipe:
     coupling: Any = 0.99
     scale: Any = 0.2
     bonus: Any = 1.0
-    backups: Any = 100
-    tolerance: Any = 1e-3
-    warm_start: Any = 1.0
+    backups: Any = 300
+    tolerance: Any = 1e-4
     least_round: int = 5
     round_share: float = 0.05
     centres: int = 128
@@ -153,9 +150,13 @@ class Recipe:
             whole_number(name, getattr(self, name), least, "It is a size of kqljax.rounds.Recipe.")
         for name, block in (("centres", 64), ("finish_centres", 64), ("model_centres", 64)):
             if getattr(self, name) > block and getattr(self, name) % block:
-                raise ValueError(f"{name}={getattr(self, name)}: above {block} it must be a multiple of {block}, a block of centres.")
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: above {block} it must be a multiple of {block}, a block of centres."
+                )
         if not 0 < self.round_share <= 1:
-            raise ValueError(f"round_share must be in (0, 1], the share of the stored transitions a round lasts, got {self.round_share}.")
+            raise ValueError(
+                f"round_share must be in (0, 1], the share of the stored transitions a round lasts, got {self.round_share}."
+            )
         if not self.own_growth >= 1:
             raise ValueError(f"own_growth must be at least 1, got {self.own_growth}.")
         for name, (is_good, wanted) in RANGES.items():

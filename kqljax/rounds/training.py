@@ -13,7 +13,7 @@ from jax import lax
 from kqljax import regression
 from kqljax.checks import whole_number
 from kqljax.errors import describe
-from kqljax.rounds.fit import EVERY_BLOCK, Finished, Fit, check_recipe, finish, initial_value, make_fit, require_float64
+from kqljax.rounds.fit import EVERY_BLOCK, Finished, Fit, check_recipe, finish, make_fit, require_float64
 from kqljax.rounds.learner import Learner, append, fit_learner, optimistic, query
 from kqljax.rounds.policy import Policy, finished_action
 from kqljax.rounds.recipe import Recipe
@@ -28,13 +28,13 @@ class Round(NamedTuple):
     """One round of a run; its numbers are known before the run begins.
 
     Attributes:
-      count: transitions stored when it begins.
+      begins_at: transitions stored when it begins.
       steps: steps it lasts; 0 for the fit that a run ends with.
       fits_scales: bool, whether widths and displacements are fitted.
       may_finish: bool, whether the finished policy is fitted if an end is stored.
     """
 
-    count: Any
+    begins_at: Any
     steps: Any
     fits_scales: Any
     may_finish: Any
@@ -45,7 +45,7 @@ def schedule(recipe: Recipe, num_steps: int) -> list[Round]:
 
     Examples:
       >>> from kqljax import rounds
-      >>> [each.count for each in rounds.schedule(rounds.DEFAULT, 40)]
+      >>> [each.begins_at for each in rounds.schedule(rounds.DEFAULT, 40)]
       [0, 5, 10, 15, 20, 25, 30, 35, 40]
     """
     rounds = []
@@ -65,14 +65,14 @@ class RoundLog(NamedTuple):
     """What happened in each of K rounds, and in the fit at the end.
 
     Attributes:
-      count: `[K]` int32, transitions stored when the round began.
+      begins_at: `[K]` int32, transitions stored when the round began.
       backups: `[K]` int32, of the learner.
       acts_finished: `[K]` bool, the finished policy acted for this round.
       optimism_gap: `[K]` of the finished policy that was fitted last; infinite before the first.
       is_finite: `[K]` bool, whether every number of the round's fit was finite.
     """
 
-    count: Array
+    begins_at: Array
     backups: Array
     acts_finished: Array
     optimism_gap: Array
@@ -106,7 +106,7 @@ class Run(NamedTuple):
       policy: the finished policy.
       transitions: everything that happened, `[N]` rows in order.
       log: step by step and round by round.
-      fit: the fit at the end, for a warm start of the next; `fit.policy` is `policy`.
+      fit: the fit at the end; `fit.policy` is `policy`.
     """
 
     policy: Policy
@@ -145,7 +145,9 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
     require_float64()
     check_recipe(recipe)
     if not isinstance(task, Task):
-        raise ValueError(f"task must be a kqljax.Task, got {describe(task)}. Make one with kqljax.make_task or kqljax.Task.wrap.")
+        raise ValueError(
+            f"task must be a kqljax.Task, got {describe(task)}. Make one with kqljax.make_task or kqljax.Task.wrap."
+        )
     num_steps = whole_number("num_steps", num_steps, 1, "It is the number of environment steps.")
     plan = schedule(recipe, num_steps)
     most_new = max(each.steps for each in plan)
@@ -154,25 +156,30 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
     end_value = (0.0 - task.reward_low) / (task.reward_high - task.reward_low)
     transitions = Transitions.empty(num_steps, task.obs_dim, task.num_actions, end_value)
     scales = initial_scales(recipe, task.obs_dim, task.num_actions)
-    value = initial_value(recipe, num_steps)
-    shapes = jax.eval_shape(lambda: finish(recipe, transitions, scales, value, EVERY_BLOCK))
+    shapes = jax.eval_shape(lambda: finish(recipe, transitions, scales, transitions.reward, EVERY_BLOCK))
     nothing: Finished = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     nothing = nothing._replace(optimism_gap=jnp.full_like(nothing.optimism_gap, jnp.inf))
     columns = (jnp.asarray(np.array(column)) for column in zip(*plan, strict=True))
     rounds = Round(*columns)
-    rounds = rounds._replace(count=rounds.count.astype(jnp.int32), steps=rounds.steps.astype(jnp.int32))
+    rounds = rounds._replace(begins_at=rounds.begins_at.astype(jnp.int32), steps=rounds.steps.astype(jnp.int32))
 
     def one_round(carry: Any, this: Round) -> Any:
-        transitions, scales, value, finished, acting, log, _ = carry
+        transitions, scales, finished, acting, log, _ = carry
         scales = lax.cond(this.fits_scales, lambda: fit_scales(recipe, transitions), lambda: scales)
-        learned = fit_learner(recipe, transitions, scales, value, most_new=most_new)
+        learned = fit_learner(recipe, transitions, scales, most_new=most_new)
         is_last = this.steps == 0
         has_end = jnp.any(transitions.ended)
         # One decision for all seeds of a vmap, so that it stays a branch.
         is_due = this.may_finish & (is_last | (regression.largest(has_end.astype(jnp.int32)) > 0))
         finished = lax.cond(
             is_due,
-            lambda: finish(recipe, transitions, scales, learned.value, jnp.where(is_last, EVERY_BLOCK, jnp.asarray(recipe.own_blocks, jnp.int32))),
+            lambda: finish(
+                recipe,
+                transitions,
+                scales,
+                learned.value,
+                jnp.where(is_last, EVERY_BLOCK, jnp.asarray(recipe.own_blocks, jnp.int32)),
+            ),
             lambda: finished,
         )
         acts_finished = has_end & (finished.optimism_gap < recipe.own_gap)
@@ -180,7 +187,7 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
 
         def step(i: Array, carry: Any) -> Any:
             transitions, learner, acting, log = carry
-            at = this.count + i
+            at = this.begins_at + i
             action, learner = act(learner, acting.obs)
             taken = jnp.maximum(action, 0)
             after = task.step(keys[at], acting.env_state, taken)
@@ -211,16 +218,16 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
         carry = transitions, learned.learner, acting, log
         transitions, _, acting, log = lax.fori_loop(0, this.steps, step, carry)
         is_finite = learned.is_finite & finished.is_finite
-        told = RoundLog(this.count, learned.backups, acts_finished & ~is_last, finished.optimism_gap, is_finite)
-        return (transitions, scales, learned.value, finished, acting, log, learned), told
+        told = RoundLog(this.begins_at, learned.backups, acts_finished & ~is_last, finished.optimism_gap, is_finite)
+        return (transitions, scales, finished, acting, log, learned), told
 
     log = (jnp.zeros(num_steps, jnp.int32), jnp.zeros(num_steps), *(jnp.zeros(num_steps, bool),) * 2, jnp.zeros(num_steps))
     acting = _Acting(obs, env_state, jnp.int32(0), jnp.zeros(()))
-    shapes = jax.eval_shape(lambda: fit_learner(recipe, transitions, scales, value, most_new=most_new))
+    shapes = jax.eval_shape(lambda: fit_learner(recipe, transitions, scales, most_new=most_new))
     learned = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     nothing = nothing._replace(is_finite=jnp.array(True))
-    carry = transitions, scales, value, nothing, acting, log, learned
-    (transitions, scales, _, finished, _, log, learned), told = lax.scan(one_round, carry, rounds)
+    carry = transitions, scales, nothing, acting, log, learned
+    (transitions, scales, finished, _, log, learned), told = lax.scan(one_round, carry, rounds)
     found = make_fit(recipe, scales, learned, finished)
     return Run(found.policy, transitions, RunLog(*log, told), found)
 
@@ -267,7 +274,9 @@ def evaluate(key: Array, task: Task, policy: Policy, num_episodes: int = 100) ->
     """
     num_episodes = whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
     if not hasattr(policy, "act") or not hasattr(policy, "begin"):
-        raise ValueError(f"policy must have begin and act, as kqljax.rounds.Policy, got {describe(policy)}. A run has one: run.policy.")
+        raise ValueError(
+            f"policy must have begin and act, as kqljax.rounds.Policy, got {describe(policy)}. A run has one: run.policy."
+        )
     if isinstance(policy, Policy):
         policy = policy.astype(jnp.float32)
     keys = jax.random.split(key, num_episodes + 2)

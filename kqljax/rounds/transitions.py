@@ -118,7 +118,8 @@ class Transitions:
         obs, next_obs = jnp.asarray(obs, float), jnp.asarray(next_obs, float)
         if obs.ndim != 2 or obs.shape != next_obs.shape or not obs.shape[0]:
             raise ValueError(
-                f"obs and next_obs must be two arrays of one shape [n, l] with n > 0, got {describe(obs)} and {describe(next_obs)}."
+                f"obs and next_obs must be two arrays of one shape [n, l] with n > 0, got {describe(obs)} "
+                f"and {describe(next_obs)}."
             )
         count = obs.shape[0]
         truncated = jnp.zeros(count, bool) if truncated is None else truncated
@@ -152,8 +153,8 @@ class Transitions:
         checks = (
             ("obs", self.obs, np.isfinite, "a finite number. Leave out broken rows."),
             ("next_obs", self.next_obs, np.isfinite, "a finite number. Leave out broken rows."),
-            ("reward", self.reward, lambda x: (x >= 0) & (x <= 1), "in [0, 1]. Map raw rewards there: (r - lowest) / (highest - lowest)."),
-            ("action", self.action, lambda x: (x >= 0) & (x < self.num_actions), f"in 0..{self.num_actions - 1}, the index of an action."),
+            ("reward", self.reward, lambda x: (x >= 0) & (x <= 1), "in [0, 1]: (r - lowest) / (highest - lowest)."),
+            ("action", self.action, lambda x: (x >= 0) & (x < self.num_actions), f"in 0..{self.num_actions - 1}."),
             ("discount", self.discount, lambda x: (x >= 0) & (x <= 1), "in [0, 1]: 0 where the task ended, else 1."),
         )  # fmt: skip
         for name, values, is_good, remedy in checks:
@@ -174,4 +175,5 @@ class Transitions:
             return jnp.pad(column, [(0, more)] + [(0, 0)] * (column.ndim - 1))
 
         names = ("obs", "action", "reward", "next_obs", "discount", "is_first", "is_last")
-        return dataclasses.replace(self, **{name: grow(getattr(self, name)) for name in names})
+        grown: dict[str, Any] = {name: grow(getattr(self, name)) for name in names}
+        return dataclasses.replace(self, **grown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +38,7 @@ def squared_distances(x: Array, y: Array, weights: Any) -> Array:
     """
     root = jnp.sqrt(weights)
     x, y = x * root, y * root
-    return sum((x[:, None, i] - y[None, :, i]) ** 2 for i in range(x.shape[1]))
+    return functools.reduce(jnp.add, [(x[:, None, i] - y[None, :, i]) ** 2 for i in range(x.shape[1])])
 
 
 def agree(action: Array, other: Array, coupling: Any) -> Array:
@@ -53,10 +54,6 @@ class _Rows(NamedTuple):
     moved: Array
     mask: Array
 
-    @property
-    def count(self) -> Array:
-        return jnp.sum(self.mask)
-
 
 def _rows(transitions: Transitions, most: int) -> _Rows:
     capacity, count = transitions.capacity, transitions.count
@@ -71,7 +68,7 @@ def _rows(transitions: Transitions, most: int) -> _Rows:
 
 
 def spreads(transitions: Transitions, least: Any) -> Array:
-    """`[l]` how far each coordinate was seen to spread: sqrt(deviation * half range), at least `least`; 1 where it never moved."""
+    """`[l]` how far coordinates spread: sqrt(deviation * half range), at least `least`; 1 where one never moved."""
     mask = transitions.is_stored[:, None]
     count = jnp.maximum(transitions.count, 1)
     obs = transitions.obs
@@ -86,13 +83,13 @@ def spreads(transitions: Transitions, least: Any) -> Array:
 def fit_weights(recipe: Recipe, transitions: Transitions) -> Array:
     """w `[l]` = eta / spread^2, with the eta that makes the steps s' - s most likely.
 
-    They are modelled as a Gaussian process of the pair, in units of the spreads and each scaled to size 1. How fast steps change
-    from state to state is evidence on the kernel that needs no estimate of values.
+    They are modelled as a Gaussian process of the pair, in units of the spreads and each scaled to size 1. How fast steps
+    change from state to state is evidence on the kernel that needs no estimate of values.
     """
     spread = spreads(transitions, recipe.least_spread)
     rows = _rows(transitions, recipe.fit_rows)
     moved = rows.moved / spread
-    size = jnp.sqrt(jnp.sum(moved**2, axis=0) / jnp.maximum(rows.count, 1))
+    size = jnp.sqrt(jnp.sum(moved**2, axis=0) / jnp.maximum(jnp.sum(rows.mask), 1))
     moved = moved / jnp.where(size > 1e-9, size, 1.0)
     distances = squared_distances(rows.obs, rows.obs, spread**-2.0)
     coupled = agree(rows.action, rows.action, recipe.fit_coupling)
