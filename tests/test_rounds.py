@@ -15,7 +15,7 @@ from kqljax import rounds
 
 RECIPE = dataclasses.replace(rounds.DEFAULT, **SMALL, own_from=60, unclear=1e9)
 """Small, with the finished policy acting early and looking ahead everywhere."""
-STEPS, SEEDS = 150, 4
+STEPS, SEEDS = 200, 16
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_second_number_and_another_seed_compile_nothing(task):
 
 def test_seeds_and_numbers_in_one_vmap_are_single_runs(task, program):
     keys = jax.random.split(jax.random.key(5), SEEDS)
-    bonus = jnp.array([1.0, 1.0, 0.5, 0.5])
+    bonus = jnp.repeat(jnp.array([1.0, 0.5]), SEEDS // 2)
     recipes = dataclasses.replace(RECIPE, bonus=bonus)
     axes = jax.tree.map(lambda _: None, RECIPE)
     axes = dataclasses.replace(axes, bonus=0)
@@ -264,7 +264,7 @@ def test_other_mistakes(task, run):
         rounds.evaluate(key, task, run)
     with pytest.raises(ValueError, match=r"obs must have shape \[4\] or \[n, 4\]"):
         run.policy.act(None, (), jnp.zeros(3))
-    with pytest.raises(ValueError, match="less than the 150 rows"):
+    with pytest.raises(ValueError, match="less than the 200 rows"):
         run.transitions.resized(10)
 
 

@@ -164,24 +164,20 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
     rounds = rounds._replace(begins_at=rounds.begins_at.astype(jnp.int32), steps=rounds.steps.astype(jnp.int32))
 
     def one_round(carry: Any, this: Round) -> Any:
-        transitions, scales, finished, acting, log, _ = carry
+        transitions, scales, before, acting, log, _ = carry
         scales = lax.cond(this.fits_scales, lambda: fit_scales(recipe, transitions), lambda: scales)
         learned = fit_learner(recipe, transitions, scales, most_new=most_new)
         is_last = this.steps == 0
         has_end = jnp.any(transitions.ended)
-        # One decision for all seeds of a vmap, so that it stays a branch.
+        # One decision for all seeds of a vmap, so that it stays a branch; seeds without an end keep what they had.
         is_due = this.may_finish & (is_last | (regression.largest(has_end.astype(jnp.int32)) > 0))
-        finished = lax.cond(
-            is_due,
-            lambda: finish(
-                recipe,
-                transitions,
-                scales,
-                learned.value,
-                jnp.where(is_last, EVERY_BLOCK, jnp.asarray(recipe.own_blocks, jnp.int32)),
-            ),
-            lambda: finished,
-        )
+        most_blocks = jnp.where(is_last, EVERY_BLOCK, jnp.asarray(recipe.own_blocks, jnp.int32))
+
+        def finish_anew() -> Finished:
+            new = finish(recipe, transitions, scales, learned.value, most_blocks)
+            return jax.tree.map(lambda new, old: jnp.where(has_end | is_last, new, old), new, before)
+
+        finished = lax.cond(is_due, finish_anew, lambda: before)
         acts_finished = has_end & (finished.optimism_gap < recipe.own_gap)
         act = _Actor(recipe, scales, finished, acts_finished)
 
