@@ -46,7 +46,7 @@ table1: $(READY) ## The paper's Table 1 with 30 seeds (about an hour and a half)
 	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random \
 	  --out results/table1
 
-recipe: $(READY) ## The robust recipe: 100 seeds, ablation, fewer steps, other tasks (about an hour and a half; goes on where it was stopped)
+recipe: $(READY) ## Learning in rounds: 100 seeds, fewer steps, what each part buys (three quarters of an hour; goes on where it was stopped)
 	$(BIN)/python benchmarks/recipe.py
 
 times: $(READY)  ## Seconds of training a seed, everything in one go (ten minutes; leave the machine alone)
@@ -67,7 +67,7 @@ bench: $(READY)  ## Benchmarks; figures go to benchmarks/results
 bench-check: $(READY) ## Quick ratios against their committed values; fails where one fell by more than a third
 	$(BIN)/python benchmarks/check.py
 
-headline: $(READY) ## 100 seeds of KQL's table against one DQN of Stable-Baselines3 (ten minutes; leave the machine alone)
+headline: $(READY) ## 100 seeds of learning in rounds against one DQN of Stable-Baselines3 (a quarter of an hour; leave the machine alone)
 	$(BIN)/python -m pip install --quiet --editable '.[sb3]'
 	$(BIN)/python benchmarks/headline.py
 

@@ -37,16 +37,21 @@ def test_numerics(capsys):
 
 
 def test_headline(capsys):
-    headline.main(["--smoke"])
+    document = headline.main(["--smoke"])
     printed = capsys.readouterr().out
-    assert "(c) KQL, 2 seeds x 1 tasks, training and evaluation:" in printed
-    assert "| MountainCar-v0 | 2 |" in printed
+    assert "| **learning in rounds, 2 seeds × one task, training and evaluation** |" in printed  # noqa: RUF001
+    assert "| CartPole-v0 |" in printed
+    assert len(document["rounds"]["CartPole-v0"]["returns"]) == 2
 
 
-def test_headline_checks_returns_before_it_prints(tmp_path):
-    with pytest.raises(SystemExit, match="outside of the committed seeds.*no time is worth printing"):
-        headline.check_returns({"MountainCar-v0": {"iqm": -60.0}}, "features")
-    headline.check_returns({"MountainCar-v0": {"iqm": -149.0}}, "features")
+def test_headline_checks_returns_before_it_prints():
+    with pytest.raises(
+        SystemExit, match=r"MountainCar-v0: interquartile mean -140.00, below -132.55; no time is worth printing"
+    ):
+        headline.check_returns({"MountainCar-v0": np.full(4, -140.0)})
+    headline.check_returns({"MountainCar-v0": np.full(4, -120.0)})
+    with pytest.raises(SystemExit, match="CartPole-v0: not finite in seeds 2001; no time is worth printing"):
+        headline.finite_returns("CartPole-v0", (np.array([200.0, np.nan]), np.array([True, True])))
 
 
 def test_regret(capsys):
@@ -57,19 +62,33 @@ def test_regret(capsys):
 
 
 def test_recipe(capsys, tmp_path):
-    document = recipe.main(["--smoke", "--parts", "table", "ablation", "--out", str(tmp_path)])
+    document = recipe.main(["--smoke", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert "| the paper's figure | -132.55 |" in printed
-    assert {record["variant"] for record in document["results"]} == {"robust", "paper", "one backup"}
+    assert "| the paper's figure | 200.00 |" in printed
+    cells = {(row["part"], row["variant"], row["steps"]) for row in document["results"]}
+    of_parts = {("finish", "no looking ahead", 60), ("learning", "five backups", 60)}
+    assert cells == of_parts | {(part, "recipe", 60) for part in ("table", "finish", "learning")} | {("steps", "recipe", 40)}
+    assert all(row["is_sound"] for row in document["results"])
     assert (tmp_path / "recipe.png").stat().st_size > 1000
     # What is there is not run again.
-    again = recipe.main(["--smoke", "--parts", "ablation", "--out", str(tmp_path)])
+    again = recipe.main(["--smoke", "--parts", "learning", "--out", str(tmp_path)])
     assert again["results"] == document["results"]
-    # But for what was made with another recipe, which is dropped.
+    # But for what was made with other numbers, which is dropped.
     path = tmp_path / "recipe.json"
-    path.write_text(json.dumps(again | {"recipes": again["recipes"] | {"one backup": "Recipe(name='other')"}}))
+    path.write_text(json.dumps(again | {"recipes": again["recipes"] | {"learning: five backups": "Recipe(gamma=0.5)"}}))
     left = recipe.main(["--smoke", "--parts", "table", "--out", str(tmp_path)])
-    assert left["results"] == [record for record in document["results"] if record["variant"] != "one backup"]
+    assert left["results"] == [row for row in document["results"] if row["variant"] != "five backups"]
+
+
+def test_what_a_part_is_worth_is_paired_over_seeds():
+    base = {seed: 100.0 * seed for seed in range(40)}
+    gain, low, high = recipe.paired({seed: value - 3.0 for seed, value in base.items()}, base)
+    assert gain == low == high == -3.0
+    noise = np.random.default_rng(0).normal(size=40)
+    gain, low, high = recipe.paired({seed: value + noise[seed] for seed, value in base.items()}, base)
+    assert low < gain < high
+    assert abs(high - low - 2 * 1.64 * noise.std() / np.sqrt(40)) < 0.1
+    assert recipe.paired({1: 5.0, 99: 0.0}, base)[0] == -95.0  # only seeds that both have
 
 
 def test_kovi(capsys):

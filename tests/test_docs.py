@@ -5,10 +5,12 @@ import json
 import re
 from pathlib import Path
 
+import headline
 import pytest
 import recipe
 
 import kqljax
+from kqljax import rounds
 from kqljax.beside import place_beside, take_times
 from kqljax.report.table import markdown_table
 
@@ -83,29 +85,44 @@ def test_regret_table_is_the_committed_result():
 
 
 def test_headline_is_the_committed_result():
-    page = (ROOT / "docs" / "results.md").read_text()
     committed = json.loads((ROOT / "benchmarks" / "results" / "headline.json").read_text())
-    for name, row in committed["features"].items():
-        assert f"| {name} | {row['seconds']:.1f} | {row['training_seconds']:.1f} | {row['iqm']:.1f} |" in page
-    assert f"| SB3 DQN, one seed of CartPole, training | {committed['seconds']['sb3_dqn']:.1f} |" in page
-    assert committed["ratio_kql_100_seeds_to_one_sb3_dqn"] <= 1.0
+    assert headline.table(committed) in (ROOT / "docs" / "results.md").read_text()
+    assert committed[headline.RATIO] <= 5.0
+    assert committed["settings"]["recipe"] == repr(rounds.DEFAULT)
+
+
+@pytest.fixture(scope="module")
+def committed_recipe():
+    return json.loads((ROOT / "benchmarks" / "results" / "recipe.json").read_text())
 
 
 @pytest.mark.parametrize("part", recipe.PARTS)
-def test_tables_of_the_recipe_are_the_committed_results(part):
-    committed = json.loads((ROOT / "benchmarks" / "results" / "recipe.json").read_text())
-    assert recipe.table(committed, part) in (ROOT / "docs" / "recipe.md").read_text()
-    assert not any(entry["unsound"] for entry in committed["summary"])
+def test_tables_of_the_recipe_are_the_committed_results(part, committed_recipe):
+    assert recipe.table(committed_recipe, part) in (ROOT / "docs" / "recipe.md").read_text()
 
 
-def test_results_of_the_recipe_are_of_the_recipe_of_now():
-    committed = json.loads((ROOT / "benchmarks" / "results" / "recipe.json").read_text())
-    assert committed["recipes"] == {name: repr(made) for name, made in recipe.VARIANTS.items()}
+def test_results_of_the_recipe_are_whole_and_of_the_recipe_of_now(committed_recipe):
+    assert committed_recipe["recipes"] == recipe.recipe_texts(recipe.FULL)
+    assert not any(entry["unsound"] for entry in committed_recipe["summary"])
+    found = {(recipe.place(record), record["seed"]) for record in committed_recipe["results"]}
+    assert found == {
+        (cell, seed) for cells, seeds in recipe.todo(recipe.FULL, recipe.PARTS) for cell in cells for seed in seeds
+    }
 
 
-def test_readme_has_the_committed_table_of_the_recipe():
-    committed = json.loads((ROOT / "benchmarks" / "results" / "recipe.json").read_text())
-    assert recipe.table(committed, "table") in (ROOT / "README.md").read_text()
+def test_readme_has_the_committed_table_of_the_recipe(committed_recipe):
+    assert recipe.table(committed_recipe, "table") in (ROOT / "README.md").read_text()
+
+
+def test_the_table_of_the_recipe_reaches_its_floor(committed_recipe):
+    entries = {entry["task"]: entry for entry in committed_recipe["summary"] if entry["part"] == "table"}
+    assert set(entries) == set(headline.FLOORS)
+    for task, entry in entries.items():
+        assert entry["seeds"] == 100
+        assert entry["iqm"] >= headline.FLOORS[task]
+    assert sum(entry["failed"] for entry in entries.values()) <= 8
+    assert entries["CartPole-v0"]["worst_decile"] >= 160
+    assert entries["MountainCar-v0"]["found_an_end"] >= 99
 
 
 def test_table_of_the_exact_engine_is_the_committed_result():
