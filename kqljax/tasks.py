@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -256,32 +256,42 @@ def _bounds(name: str, env: Any, params: Any, given: tuple[Any, Any] | None) -> 
     return low, high
 
 
-def _mountain_car() -> Task:
-    return Task.wrap(_env("MountainCar-v0"), reward_range=(-1.0, 0.0))
+class Preset(NamedTuple):
+    """The paper's normalisation of a task, for gymnax's environment and gymnasium's alike.
+
+    Attributes:
+      reward_range: raw rewards that become 0 and 1.
+      obs_bounds: low and high `[l]` that become -1 and 1; None for those of the observation space.
+      actions: values of the actions, where the environment's are continuous.
+      clips: whether normalised observations are cut off at -1 and 1.
+      eta: width of the paper's kernel.
+      like: gymnax's name, where it is another.
+      max_steps: of an episode, where gymnax's are others.
+    """
+
+    reward_range: tuple[float, float]
+    obs_bounds: tuple[np.ndarray, np.ndarray] | None = None
+    actions: tuple[float, ...] | None = None
+    clips: bool = False
+    eta: float = 0.02
+    like: str | None = None
+    max_steps: int | None = None
 
 
-def _pendulum() -> Task:
-    # The paper's {-1, 0, 1} are multiples of the largest torque.
-    worst = -(math.pi**2 + 0.1 * 8.0**2 + 0.001 * 2.0**2)
-    return Task.wrap(_env("Pendulum-v1"), reward_range=(worst, 0.0), actions=(-2.0, 0.0, 2.0), eta=1.0)
+_ACROBOT = np.array([1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi])
+_CART = np.array([2.4, 3.0, 0.2095, 3.5])
+_CART_POLE = Preset((0.0, 1.0), (-_CART, _CART), clips=True, like="CartPole-v1")
+# Rewards of Pendulum from hanging, at full speed, under full torque; the paper's {-1, 0, 1} are multiples of the largest one.
+_WORST = -(math.pi**2 + 0.1 * 8.0**2 + 0.001 * 2.0**2)
 
-
-def _acrobot() -> Task:
-    high = np.array([1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi])
-    return Task.wrap(_env("Acrobot-v1"), reward_range=(-1.0, 0.0), obs_bounds=(-high, high))
-
-
-def _cart_pole(name: str, max_steps: int) -> Task:
-    env = _env("CartPole-v1")
-    high = np.array([2.4, 3.0, 0.2095, 3.5])
-    return Task.wrap(
-        env,
-        env.default_params.replace(max_steps_in_episode=max_steps),
-        reward_range=(0.0, 1.0),
-        obs_bounds=(-high, high),
-        clips=True,
-        name=name,
-    )
+TASKS = {
+    "MountainCar-v0": Preset((-1.0, 0.0)),
+    "Pendulum-v1": Preset((_WORST, 0.0), actions=(-2.0, 0.0, 2.0), eta=1.0),
+    "Acrobot-v1": Preset((-1.0, 0.0), (-_ACROBOT, _ACROBOT)),
+    "CartPole-v0": _CART_POLE._replace(max_steps=200),
+    "CartPole-v1": _CART_POLE._replace(max_steps=500),
+}
+"""The paper's tasks, by the names of their gym environments."""
 
 
 @functools.cache
@@ -293,15 +303,6 @@ def _env(name: str) -> Any:
     return gymnax.make(name)[0]
 
 
-TASKS: dict[str, Callable[[], Task]] = {
-    "MountainCar-v0": _mountain_car,
-    "Pendulum-v1": _pendulum,
-    "Acrobot-v1": _acrobot,
-    "CartPole-v0": functools.partial(_cart_pole, "CartPole-v0", 200),
-    "CartPole-v1": functools.partial(_cart_pole, "CartPole-v1", 500),
-}
-
-
 def make_task(name: str) -> Task:
     """One of the paper's tasks, by the name of its gym environment; CartPole-v0 lasts 200 steps, CartPole-v1 500.
 
@@ -311,4 +312,6 @@ def make_task(name: str) -> Task:
     """
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}. Known: {', '.join(TASKS)}. For another environment use kqljax.Task.wrap.")
-    return TASKS[name]()
+    preset = TASKS[name]
+    given = {field: getattr(preset, field) for field in ("reward_range", "obs_bounds", "actions", "clips", "max_steps", "eta")}
+    return Task.wrap(_env(preset.like or name), name=name, **given)

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 import numpy as np
 
 from kqljax.agent import episodes, files
-from kqljax.agent.answers import AgentStep, Posterior
-from kqljax.agent.features import make_features
-from kqljax.agent.learner import History, Learner, check_sound
+from kqljax.agent.beliefs import Beliefs
+from kqljax.agent.callbacks import AgentStep, Callback, read_callbacks
+from kqljax.agent.episodes import Evaluation
+from kqljax.agent.history import NEWEST, SIZE, History
+from kqljax.agent.learners import Learner, make_learner
 from kqljax.agent.loops import Loop, SingleLoop, Steps, Totals, VectorLoop
 from kqljax.agent.progress import learning_bar
-from kqljax.agent.scaling import Ranges, check_obs_bounds, check_reward_range
-from kqljax.agent.spaces import open_env, preset_of, read_actions, read_observations, spaces_of
-from kqljax.checks import check_gamma_and_lam, whole_number
+from kqljax.agent.scaling import Ranges, check_end_value, check_obs_bounds, check_reward_range
+from kqljax.agent.spaces import make_env, check_env, preset_of, read_actions, read_observations, spaces_of
+from kqljax.checks import whole_number
 from kqljax.config import KQLConfig
 from kqljax.errors import describe
 from kqljax.features import FeatureMap
-from kqljax.kernels import RBF, Kernel
-from kqljax.recipes import Recipe, make_recipe
-from kqljax.state import KQLState
+from kqljax.kernels import Kernel
+from kqljax.rounds import Recipe
 
-DEFAULT_HORIZON = 1000
-"""What lam and beta are set for before the first call of `learn`."""
+_SIDE_BY_SIDE = 20
+"""Environments that an evaluation opens, at most."""
 
 
-Callback = Callable[["KQL", AgentStep], Any]
+class Memory(NamedTuple):
+    """All that an agent has learned; replaced whole after every step, so that an interruption finds one or the other.
+
+    Attributes:
+      history: raw transitions.
+      ranges: bounds of observations and rewards.
+      now: what the learner holds between two steps; None before the first and after a file was read.
+      returns, lengths: of the episodes that ended while learning.
+    """
+
+    history: History
+    ranges: Ranges
+    now: Any
+    returns: tuple[float, ...] = ()
+    lengths: tuple[int, ...] = ()
 
 
 class KQL:
@@ -38,47 +54,38 @@ class KQL:
         agent = kqljax.KQL("MountainCar-v0", seed=0).learn(1000)
         action, _ = agent.predict(obs)
 
-    Scales. KQL works on observations in [-1, 1] and rewards in [0, 1]. On the paper's tasks (MountainCar, CartPole, Acrobot,
-    Pendulum, without wrappers that change what goes in or out) the paper's normalisation and actions are the defaults.
-    Elsewhere bounds are those of the observation space, and ends that are infinite there, as well as the range of the rewards,
-    are estimated while learning: they cover all that was seen and some more, and whenever one of them moves, the stored
-    transitions are learned from anew, so that the state is at any time what Algorithm 1 holds after the same transitions with
-    the bounds of now. Observations beyond the bounds count as at them. Discrete observations become one-hot vectors. Give
-    `reward_range` where you know it: an estimate cannot know of a reward that was not paid yet. Where it is paid rarely, try a
-    smaller `beta` too: FrozenLake without slipping was not learned in 600 steps with the default, whose bonus outweighs one
-    reward of 1 an episode, and was with 0.02.
+    Two learners. By default the agent learns in rounds (`kqljax.rounds`): it keeps the transitions, fits everything anew from
+    them now and then, and acts with the result until the next round. With `recipe="paper"` or a `KQLConfig` it is Algorithm 1
+    of the paper, one backup a step. docs/howto.md says which arguments each of them takes.
 
-    Ends. After termination the environment pays 0 for ever (`terminal_value` says otherwise). A time limit is not an end: the
-    value goes on from the true successor.
+    Scales. Observations become [-1, 1] and rewards [0, 1]. On the paper's tasks (MountainCar, CartPole, Acrobot, Pendulum,
+    without wrappers that change what goes in or out) the paper's normalisation and actions are the defaults. Elsewhere bounds
+    are those of the observation space, and ends that are infinite there, as well as the range of the rewards, are estimated
+    while learning: they cover all that was seen and some more, and the next fit counts with them. Observations beyond the
+    bounds count as at them. Discrete observations become one-hot vectors. Algorithm 1 needs bounds that never move.
 
-    Vector environments. All of them feed one posterior. At each step all actions are chosen from the same state; then their
-    transitions are learned from one after another, in the order of the environments. Every autoreset mode will do.
+    Ends. After termination the environment pays 0 for ever (`end_value` says otherwise). A time limit is not an end: the value
+    goes on from the true successor.
 
-    Precision. float64 whatever jax has enabled, without a change to jax's configuration; see `kqljax.agent.learner`.
+    Memory. Of a long run 4096 transitions are kept: the newest 2048, and whole older episodes, each with the same chance.
+
+    Vector environments. All of them feed one history. At each step all actions are chosen one after another, each knowing of
+    the pairs before it. Every autoreset mode will do.
 
     Args:
       env: name of a gymnasium environment, a gymnasium environment, or a gymnasium.vector environment.
-      recipe: "robust" fits the kernel to what is seen and is the same for every environment; "paper" is the paper's section 6
-        (`kqljax.recipes`, docs/recipe.md). It says what `kernel`, `gamma` and `backups` are where they are not given.
-      kernel: kept as it is. Where features are given and no kernel, RBF with the paper's eta, 0.02 (1 for Pendulum).
-      horizon: T, the steps that lam and beta are set for; by default those of the first call of `learn`.
-      gamma: discount factor, by default the recipe's; one that is given holds for the finished policy too.
-      lam: ridge parameter, by default 1 / (10 T).
-      beta: confidence width, by default sqrt(lam) / (1 - gamma).
-      features: None for the exact engine, whose time is O(t^2) a step; a map of `kqljax.features`, or "auto", for the
-        weight-space engine, linear in t.
+      recipe: "default" (`kqljax.rounds.DEFAULT`), another `kqljax.rounds.Recipe`, "paper", or a `KQLConfig`.
+      seed: of the environment and of random ties; None draws one.
       actions: the actions to choose from, needed for a Box; by default all of a Discrete space.
       obs_bounds: (low, high), numbers or vectors `[l]`; infinite ends are estimated.
       reward_range: (lowest, highest), or "estimate".
-      terminal_value: normalised value after an end, in [0, 1 / (1 - gamma)].
-      seed: of the environment and of random ties; None draws one.
-      dtype: "float64", or "float32" with features.
-      options: further fields of `KQLConfig`, such as `tie_break` or `memory`.
+      end_value: what an end is worth, as a share in [0, 1] of the largest value; not with a KQLConfig, which says it itself.
+      kernel, gamma, features, horizon: of Algorithm 1, only with `recipe="paper"`; further numbers with a KQLConfig.
 
     Examples:
       >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
       >>> agent
-      KQL('MountainCar-v0', kernel from data, exact, 20 steps, seed=0)
+      KQL('MountainCar-v0', rounds, 20 steps, 20 transitions kept (at most 4096), seed=0)
       >>> low, high = agent.obs_bounds
       >>> low.round(2).tolist(), high.round(2).tolist(), agent.reward_range
       ([-1.2, -0.07], [0.6, 0.07], (-1.0, 0.0))
@@ -88,117 +95,112 @@ class KQL:
         self,
         env: Any,
         *,
-        recipe: str | Recipe = "robust",
-        kernel: Kernel | None = None,
-        horizon: int | None = None,
-        gamma: float | None = None,
-        lam: float | None = None,
-        beta: float | None = None,
-        features: FeatureMap | str | None = None,
+        recipe: str | Recipe | KQLConfig = "default",
+        seed: int | None = None,
         actions: Sequence[Any] | None = None,
         obs_bounds: tuple[Any, Any] | None = None,
         reward_range: tuple[float, float] | str | None = None,
-        terminal_value: float | None = None,
-        seed: int | None = None,
-        dtype: Any = "float64",
-        **options: Any,
+        end_value: float | None = None,
+        kernel: Kernel | None = None,
+        gamma: float | None = None,
+        features: FeatureMap | None = None,
+        horizon: int | None = None,
     ) -> None:
-        recipe = make_recipe(recipe)
-        has_gamma = gamma is not None
-        gamma = recipe.gamma if gamma is None else gamma
-        check_gamma_and_lam(gamma, 1.0)
-        options.setdefault("backups", recipe.backups)
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
         self.seed = whole_number("seed", seed, 0, "It seeds the environment and random ties.")
-        self.env_name = env if isinstance(env, str) else None
-        self.env = open_env(env)
-        self.episode_returns: list[float] = []
-        self.episode_lengths: list[int] = []
-        preset = preset_of(self.env)
-        observation_space, action_space = spaces_of(self.env)
+        self._given: Any = env
+        self._env: Any = None
+        self._policy: tuple[History, Any] | None = None
+        self._draws = 0
+        opened = self.env
+        preset = preset_of(opened)
+        observation_space, action_space = spaces_of(opened)
         self._observations = read_observations(observation_space)
-        # States to choose features from are those of the paper's task as it is.
-        sampled = preset if obs_bounds is None and actions is None else None
         if actions is None and preset is not None and preset.actions is not None:
             actions = list(preset.actions)
         self.actions = read_actions(action_space, actions)
         low, high = self._observations.low, self._observations.high
         if obs_bounds is not None:
             low, high = check_obs_bounds(obs_bounds, self._observations.obs_dim)
-        elif preset is not None:
-            low, high = preset.centre - preset.half_width, preset.centre + preset.half_width
-        known_range = None
+        elif preset is not None and preset.obs_bounds is not None:
+            low, high = preset.obs_bounds
+        known = None
         if reward_range is None and preset is not None:
-            known_range = float(preset.reward_low), float(preset.reward_high)
+            known = preset.reward_range
         elif reward_range is not None and not (isinstance(reward_range, str) and reward_range == "estimate"):
-            known_range = check_reward_range(reward_range)
-        # A kernel or features that are given stay as they are.
-        is_whole = kernel is None and features is None and recipe.kernel is not None
-        first_fit, committee = (recipe.first_fit, recipe.committee) if is_whole else (None, None)
-        if committee is not None and has_gamma:
-            committee = committee._replace(gamma=float(gamma))
-        if kernel is None:
-            kernel = recipe.kernel_for(self._observations.obs_dim, len(self.actions)) if is_whole else None
-        kernel = RBF(eta=preset.eta if preset is not None else 0.02) if kernel is None else kernel
-        if isinstance(features, str) and features == "auto":
-            features = make_features(kernel, sampled, self._observations.obs_dim, len(self.actions))
-        ranges = Ranges(low, high, known_range)
-        has_end = terminal_value is not None
-        cfg = KQLConfig(
-            kernel=kernel,
+            known = check_reward_range(reward_range)
+        ranges = Ranges.of(low, high, known)
+        of_algorithm_1 = {"kernel": kernel, "gamma": gamma, "features": features, "horizon": horizon}
+        self._learner: Learner = make_learner(
+            recipe,
+            obs_dim=self._observations.obs_dim,
             num_actions=len(self.actions),
-            horizon=DEFAULT_HORIZON if horizon is None else horizon,
-            gamma=gamma,
-            lam=lam,
-            beta=beta,
-            features=features,  # type: ignore[arg-type]
-            terminal_value=terminal_value if has_end else ranges.end_value(gamma),
-            **options,
-        ).validate()
-        # What was given, for the first call of `learn` to know which of lam and beta follow from its number of steps.
-        self._horizon, self._lam, self._beta, self._draws = horizon, lam, beta, 0
-        self._learner = Learner(
-            cfg, ranges, History(self._observations.obs_dim), dtype, self.seed, has_end, first_fit, committee
+            ranges=ranges,
+            end_value=check_end_value(end_value),
+            eta=0.02 if preset is None else preset.eta,
+            seed=self.seed,
+            given={name: value for name, value in of_algorithm_1.items() if value is not None},
         )
+        self._memory = Memory(History.empty(self._observations.obs_dim), ranges, None)
 
     # What there is -------------------------------------------------------------------------------------------------------
 
     @property
+    def env(self) -> Any:
+        """The environment that the agent learns in; one that was given by name is opened when it is needed."""
+        if self._env is None and self._given is not None:
+            self._env = make_env(self._given) if isinstance(self._given, str) else check_env(self._given)
+        return self._env
+
+    @property
+    def env_name(self) -> str | None:
+        """Name of the environment, where it was given by name."""
+        return self._given if isinstance(self._given, str) else None
+
+    @property
     def num_timesteps(self) -> int:
-        """Transitions learned from so far."""
-        return self._learner.history.count
+        """Transitions learned from so far, also those that are not kept any more."""
+        return self._memory.history.total
 
     @property
-    def config(self) -> KQLConfig:
-        """The config of Algorithm 1, with lam and beta as they are."""
-        return self._learner.cfg
-
-    @property
-    def state(self) -> KQLState:
-        """KQL's state. Its arrays are float64: look at it inside `with jax.enable_x64(True):`."""
-        return self._learner.state
+    def recipe(self) -> Recipe | KQLConfig:
+        """The numbers of the learner: a `Recipe` of rounds, or the `KQLConfig` of Algorithm 1."""
+        return self._learner.numbers
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """Raw transitions: "obs" and "next_obs" `[N, l]`, "action", "reward", "terminated", "truncated" `[N]`."""
-        return self._learner.history.as_dict()
+        """Raw transitions that are kept, episode after episode.
+
+        "obs" and "next_obs" `[N, l]`; "action", "reward", "terminated", "truncated", "episode" (its number), "is_first" and
+        "is_last" (of an episode) `[N]`.
+        """
+        return self._memory.history.ordered()
+
+    @property
+    def episode_returns(self) -> list[float]:
+        """Undiscounted returns of the episodes that ended while learning."""
+        return list(self._memory.returns)
+
+    @property
+    def episode_lengths(self) -> list[int]:
+        """Steps of the episodes that ended while learning."""
+        return list(self._memory.lengths)
 
     @property
     def obs_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Low `[l]` and high `[l]` that become -1 and 1; estimates where they were not known."""
-        return self._learner.ranges.low.copy(), self._learner.ranges.high.copy()
+        return self._memory.ranges.low.copy(), self._memory.ranges.high.copy()
 
     @property
     def reward_range(self) -> tuple[float, float]:
         """Raw rewards that become 0 and 1; estimates where they were not known."""
-        return self._learner.ranges.reward_low, self._learner.ranges.reward_high
+        return self._memory.ranges.reward_low, self._memory.ranges.reward_high
 
     def __repr__(self) -> str:
-        name = self.env_name or (type(self.env).__name__ if self.env is not None else "no environment")
-        engine = "exact" if self.config.features is None else f"{self.config.features.num_weights} features"
-        kernel = self.config.kernel if self._learner.first_fit is None else "kernel from data"
-        return f"KQL({name!r}, {kernel}, {engine}, {self.num_timesteps} steps, seed={self.seed})"
+        name = self.env_name or ("no environment" if self._given is None else type(self._given).__name__)
+        kept = f"{self._memory.history.count} transitions kept (at most {SIZE})"
+        return f"KQL({name!r}, {self._learner.name}, {self.num_timesteps} steps, {kept}, seed={self.seed})"
 
     # Learning ------------------------------------------------------------------------------------------------------------
 
@@ -210,12 +212,11 @@ class KQL:
         progress_bar: bool = False,
         env: Any = None,
     ) -> Self:
-        """Takes `total_timesteps` steps in the environment, learning from each; returns the agent.
+        """Takes `total_timesteps` steps in the environment, learning from them; returns the agent.
 
-        Called again, it goes on: everything learned stays, and the state gets more room. lam and beta remain those of the
-        first call, set for its number of steps (or for `horizon=`): they are part of the regression and of the bonus that
-        all values rest on. Who knows that a run will be longer gives `horizon=` to begin with. Each call begins with a new
-        episode, so the environment may have been used for something else in between.
+        Called again, it goes on: everything learned stays. Each call begins with a new episode, so the environment may have
+        been used for something else in between. Whatever stops it, an interruption by the keyboard or an error in the
+        environment, leaves an agent that acts, can be saved and can go on.
 
         A vector of n environments makes up to n transitions a step, and up to n - 1 more than asked for in all.
 
@@ -223,7 +224,7 @@ class KQL:
           callback: function (or a list of them) of the agent and an `AgentStep`, called after each step. Where one returns
             False, learning stops, as in Stable-Baselines3.
           progress_bar: shows one, on stderr.
-          env: another environment with the same spaces to go on in.
+          env: another environment with the same spaces, from now on.
 
         Examples:
           >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
@@ -231,81 +232,86 @@ class KQL:
           30
         """
         whole_number("total_timesteps", total_timesteps, 1, "It is the number of environment steps.")
-        callbacks = [callback] if callable(callback) else list(callback or ())
+        callbacks = read_callbacks(callback)
         if env is not None:
             self._replace_env(env)
         loop = self._open()
-        if self.num_timesteps == 0 and self._horizon is None:
-            self._learner.set_horizon(total_timesteps, self._lam, self._beta)
-        self._learner.reserve(total_timesteps + loop.num_envs - 1)
-        stop_at = self.num_timesteps + total_timesteps
-        totals = Totals(loop.num_envs)
-        try:
-            with learning_bar(total_timesteps, progress_bar) as show:
-                # The seed of later calls follows from the first: otherwise each would begin with the same episodes.
-                action = self._learner.begin(loop.reset(self.seed + self.num_timesteps))
-                while self.num_timesteps < stop_at:
-                    steps = loop.step(action)
-                    outcome = self._learner.advance(steps)
-                    check_sound(bool(outcome.is_sound) and bool(np.all(outcome.action >= 0)))
-                    action = np.asarray(outcome.action)
-                    for value, length in totals.add(steps):
-                        self.episode_returns.append(value)
-                        self.episode_lengths.append(length)
-                    show(total_timesteps - (stop_at - self.num_timesteps), self.episode_returns)
-                    if callbacks and self._call(callbacks, steps, outcome, loop):
-                        break
-        except BaseException:
-            self._learner.repair()
-            raise
+        memory = self._memory
+        self._learner.start(memory.history.total, total_timesteps + loop.num_envs - 1)
+        # A number of its own for every call, which no other seed has.
+        seed = np.random.SeedSequence([self.seed, memory.history.total]).generate_state(1)[0] if memory.history.total else self.seed
+        obs = loop.reset(int(seed))
+        memory = memory._replace(
+            history=memory.history.begun(loop.num_envs),
+            ranges=memory.ranges.covering(obs, np.zeros(0)),
+            now=self._learner.resumed(memory.now),
+        )
+        first, totals = memory.history.total, Totals(loop.num_envs)
+        with learning_bar(total_timesteps, progress_bar) as show:
+            while memory.history.total < first + total_timesteps:
+                action, now = self._learner.choose(memory.now, memory.history, memory.ranges, obs)
+                steps = loop.step(action)
+                history = memory.history.added(steps)
+                ranges = memory.ranges.covering(np.concatenate([steps.next_obs, steps.now]), steps.reward)
+                now = self._learner.learned(now, history, len(steps.reward))
+                ended = totals.add(steps)
+                returns = memory.returns + tuple(value for value, _ in ended)
+                lengths = memory.lengths + tuple(length for _, length in ended)
+                memory = self._memory = Memory(history, ranges, now, returns, lengths)
+                obs = steps.now
+                show(history.total - first, returns)
+                if callbacks and self._tell(callbacks, steps, loop):
+                    break
         return self
 
-    def _call(self, callbacks: Sequence[Callback], steps: Steps, outcome: Any, loop: Loop) -> bool:
+    def _tell(self, callbacks: Sequence[Callback], steps: Steps, loop: Loop) -> bool:
         """Tells the callbacks; True where one of them wants to stop."""
         one = isinstance(loop, SingleLoop)
         names = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
-        fields = {name: getattr(steps, name) for name in names} | {"q_tilde": outcome.q_tilde}
-        fields = {name: rows[0] if one else rows for name, rows in fields.items()}
-        told = AgentStep(num_timesteps=self.num_timesteps, info=outcome.info, **fields)
+        fields = {name: getattr(steps, name)[0] if one else getattr(steps, name) for name in names}
+        told = AgentStep(num_timesteps=self.num_timesteps, **fields)
         # All are called, also after one has said no.
         answers = [callback(self, told) for callback in callbacks]
         return any(answer is False for answer in answers)
 
     def _open(self) -> Loop:
         if self.env is None:
-            if self.env_name is None:
-                raise ValueError("the agent was loaded from a file and has no environment to learn in: learn(..., env=...).")
-            self._replace_env(self.env_name)
+            raise ValueError("the agent was loaded from a file and has no environment to learn in: learn(..., env=...).")
         kind = VectorLoop if isinstance(self.env, gymnasium.vector.VectorEnv) else SingleLoop
         return kind(self.env, self._observations, self.actions)
 
     def _replace_env(self, env: Any) -> None:
-        new = open_env(env)
+        new = make_env(env) if isinstance(env, str) else check_env(env)
         observation_space, action_space = spaces_of(new)
-        found = read_observations(observation_space)
-        mine = self._observations
+        found, mine = read_observations(observation_space), self._observations
         if (found.shape, found.num_values, found.start) != (mine.shape, mine.num_values, mine.start):
             raise ValueError(f"the agent learned from observations of shape {mine.shape}, this environment has {found.shape}.")
         read_actions(action_space, list(self.actions))
-        self.env = new
+        self.close()
+        self._given, self._env = env, new
+
+    def close(self) -> None:
+        """Closes the environment, if the agent opened it. It is opened again when it is needed."""
+        if isinstance(self._given, str) and self._env is not None:
+            self._env.close()
+            self._env = None
 
     # Asking --------------------------------------------------------------------------------------------------------------
 
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[np.ndarray, None]:
-        """The action of greatest value, and None: the signature of Stable-Baselines3.
+        """The best action, and None: the signature of Stable-Baselines3.
 
-        The value is the optimistic one that `q_values` tells, but with the robust recipe: acting finds nothing out, so kernels
-        of several widths decide together, without a bonus, and look some steps ahead (`kqljax.committee`). They are solved at
-        the first call after `learn`. While there is still much to find out, optimism decides here too.
+        In rounds the finished policy answers, fitted to all transitions at the first call after `learn`. Algorithm 1 takes the
+        action of the greatest optimistic value.
 
         Args:
           observation: one of the environment's, or a batch of them `[n, ...]`.
           state: not used; the policy has no memory.
           episode_start: not used.
-          deterministic: whether of actions that are equally good the first is taken, or one at random. The policy has no
-            other randomness.
+          deterministic: of Algorithm 1: whether of actions that are equally good the first is taken, or one at random. The
+            policy of rounds has no randomness.
 
         Returns:
           What the environment takes, `[...]`, or `[n, ...]` for a batch; and None.
@@ -329,31 +335,39 @@ class KQL:
         """
         self._draws += 1
         obs, is_batch = self._batch(observation)
-        index = self._learner.decide(obs, not deterministic, self._draws)
-        check_sound(bool(np.all(index >= 0)))
+        index = self._learner.act(self._fitted(), obs, not deterministic, self._draws)
         return index if is_batch else index[0]
 
     def q_values(self, observation: Any) -> np.ndarray:
-        """Optimistic values Q-tilde `[A]`, or `[n, A]` for a batch, in [0, 1 / (1 - gamma)] as rewards are in [0, 1].
+        """The values that `predict` compares, `[A]` or `[n, A]`: the mean of `beliefs`, or for Algorithm 1 the optimistic one.
+
+        In units of the normalised reward: in [0, 1 / (1 - gamma)].
 
         Examples:
           >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
           >>> agent.q_values([-0.5, 0.0]).shape
           (3,)
         """
-        return self.posterior(observation).q_tilde
+        return getattr(self.beliefs(observation), self._learner.acts_by)
 
-    def posterior(self, observation: Any) -> Posterior:
-        """Estimate, width and optimistic value, `[A]` each, or `[n, A]` for a batch.
+    def beliefs(self, observation: Any) -> Beliefs:
+        """Mean, spread and optimistic value, `[A]` each, or `[n, A]` for a batch.
 
         Examples:
           >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
-          >>> believed = agent.posterior([-0.5, 0.0])
-          >>> believed.q_hat.shape, believed.width.shape, believed.q_tilde.shape
-          ((3,), (3,), (3,))
+          >>> agent.beliefs([-0.5, 0.0]).mean.shape
+          (3,)
         """
         obs, is_batch = self._batch(observation)
-        return Posterior(*(each if is_batch else each[0] for each in self._learner.look(obs)))
+        found = self._learner.beliefs(self._fitted(), obs)
+        return found if is_batch else Beliefs(*(each[0] for each in found))
+
+    def _fitted(self) -> Any:
+        """What answers: fitted when it is asked for, and kept until there are other transitions."""
+        memory = self._memory
+        if self._policy is None or self._policy[0] is not memory.history:
+            self._policy = memory.history, self._learner.finished(memory.now, memory.history, memory.ranges)
+        return self._policy[1]
 
     def _batch(self, observation: Any) -> tuple[np.ndarray, bool]:
         is_batch = np.ndim(observation) > len(self._observations.shape)
@@ -364,38 +378,48 @@ class KQL:
             raise ValueError(f"observations must be finite numbers, got {describe(observation)}.")
         return (vectors if is_batch else vectors[None]), is_batch
 
-    def evaluate(self, num_episodes: int = 20, *, env: Any = None, seed: int | None = None) -> np.ndarray:
-        """Undiscounted returns `[num_episodes]` of the policy as it is, without learning.
+    def evaluate(
+        self, num_episodes: int = 20, *, env: Any = None, seed: int | None = None, max_steps: int | None = None
+    ) -> Evaluation:
+        """Episodes of the policy as it is, without learning, in environments of its own.
 
         Args:
-          env: where, by default a new environment of the same name, or the agent's own.
-          seed: of the first episode, by default one that training has not used.
+          env: name or environment, by default that of learning: opened anew by its name, or a copy of the object.
+          seed: of the episodes, by default one that learning has not used.
+          max_steps: episodes are cut off then, by default after 1000 steps where the environment has no time limit.
 
         Examples:
           >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
-          >>> agent.evaluate(2).tolist()  # 20 steps are too few
+          >>> agent.evaluate(2).returns.tolist()  # 20 steps are too few
           [-200.0, -200.0]
         """
-        env = self._eval_env(env)
-        seed = self.seed + 1_000_003 if seed is None else seed
-        return np.array([each.total for each in episodes.run(self, env, num_episodes, seed)])
-
-    def _eval_env(self, env: Any) -> Any:
-        if env is None and self.env_name is None and self.env is None:
+        whole_number("num_episodes", num_episodes, 1, "It is the number of episodes.")
+        given = self._given if env is None else env
+        if given is None:
             raise ValueError("the agent was loaded from a file and has no environment: give env=.")
-        env = env or self.env_name or self.env
-        env = open_env(env)
-        if isinstance(env, gymnasium.vector.VectorEnv):
-            raise ValueError("evaluate runs one episode after another: give env=, a single environment.")
-        return env
+        # A given environment is played in as it is, the agent's own never is: it is in the middle of an episode.
+        envs, is_ours = _open_for_evaluation(given, num_episodes, is_copied=env is None)
+        try:
+            limit = episodes.limit_of(envs[0], max_steps)
+            played = episodes.run(self, envs, num_episodes, self.evaluation_seed if seed is None else seed, limit)
+        finally:
+            for each in envs if is_ours else ():
+                each.close()
+        columns = ([each.total for each in played], [len(each.obs) - 1 for each in played], [each.was_cut for each in played])
+        return Evaluation(*(np.array(column) for column in columns), limit)
+
+    @property
+    def evaluation_seed(self) -> int:
+        """A seed that follows from the agent's and that learning does not use."""
+        return int(np.random.SeedSequence([self.seed, 0, 1]).generate_state(1)[0])
 
     # Files ---------------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the agent to one npz file, whole or not at all: config, state, bounds, transitions; not the environment.
+        """Writes the agent to one npz file, whole or not at all: recipe, spaces, history and last fit; not the environment.
 
-        An environment that was given by its name is made again when it is needed; another has to be given to `learn`. A
-        kernel of your own has to be given to `load`.
+        An environment that was given by its name is made again when it is needed; another has to be given to `load`. A kernel
+        of your own has to be given to `load` too.
 
         Examples:
           >>> import os, tempfile
@@ -409,10 +433,10 @@ class KQL:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, env: Any = None, kernel: Kernel | None = None) -> Self:
-        """The agent that `save` wrote; it goes on as the saved one would have, with a new episode.
+        """The agent that `save` wrote; it acts as the saved one did and goes on learning, with a new episode.
 
         Args:
-          env: to learn in, where it was not given by name.
+          env: to learn in and to be evaluated in, where it was not given by name or shall be another.
           kernel: the agent's kernel, where it is not one of the library's.
 
         Examples:
@@ -429,3 +453,20 @@ class KQL:
         if env is not None:
             agent._replace_env(env)
         return agent
+
+
+def _open_for_evaluation(given: Any, num_episodes: int, is_copied: bool) -> tuple[list[Any], bool]:
+    """Environments to play in, and whether they are ours to close."""
+    if isinstance(given, str):
+        return [make_env(given) for _ in range(min(num_episodes, _SIDE_BY_SIDE))], True
+    if isinstance(check_env(given), gymnasium.vector.VectorEnv):
+        raise ValueError("evaluate plays in single environments: give env=, a name or one environment.")
+    if not is_copied:
+        return [given], False
+    try:
+        return [copy.deepcopy(given)], True
+    except Exception as error:
+        raise ValueError(
+            f"the environment cannot be copied ({error}), and the agent's own is in the middle of an episode: give env=, "
+            "another environment to play in."
+        ) from error

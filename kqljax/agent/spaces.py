@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from kqljax.errors import describe
-from kqljax.tasks import TASKS, Task, make_task
+from kqljax.tasks import TASKS, Preset
 
 _HUGE = 1e30
 """Bounds beyond this are the environment's way to say that it has none."""
@@ -62,23 +62,30 @@ def spaces_of(env: Any) -> tuple[Any, Any]:
     return env.observation_space, env.action_space
 
 
-def preset_of(env: Any) -> Task | None:
+_HARMLESS = frozenset(
+    {"TimeLimit", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics", "RecordVideo", "HumanRendering"}
+    | {"RenderCollection", "Autoreset"}
+)
+"""Wrappers of gymnasium that leave observations, actions and rewards as they are."""
+
+
+def preset_of(env: Any) -> Preset | None:
     """The paper's normalisation, where the environment is one of its tasks and nothing changes what goes in and out."""
-    spec = getattr(env, "spec", None)
-    name = getattr(spec, "id", None)
-    if name not in TASKS:
-        return None
-    layer, changing = env, (gymnasium.ObservationWrapper, gymnasium.RewardWrapper, gymnasium.ActionWrapper)
-    vector = (
-        gymnasium.vector.VectorObservationWrapper,
-        gymnasium.vector.VectorRewardWrapper,
-        gymnasium.vector.VectorActionWrapper,
-    )
+    name = getattr(getattr(env, "spec", None), "id", None)
+    return TASKS[name] if name in TASKS and _is_plain(env) else None
+
+
+def _is_plain(env: Any) -> bool:
+    """Whether every wrapper is known to be harmless; also of the environments within a vector, where they can be seen."""
+    layer = env
     while isinstance(layer, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
-        if isinstance(layer, (*changing, *vector)):
-            return None
+        if type(layer).__name__ not in _HARMLESS or not type(layer).__module__.startswith("gymnasium."):
+            return False
         layer = layer.env
-    return make_task(name)
+    if isinstance(layer, gymnasium.vector.SyncVectorEnv):
+        return all(_is_plain(each) for each in layer.envs)
+    # What environments in other processes are wrapped in cannot be seen; gymnasium's own vector versions have no wrappers.
+    return not isinstance(layer, gymnasium.vector.AsyncVectorEnv)
 
 
 class Observations(NamedTuple):
@@ -112,7 +119,9 @@ class Observations(NamedTuple):
                 raise ValueError(
                     f"observations are whole numbers in {self.start}..{self.start + self.num_values - 1}, got {describe(obs)}."
                 )
-            return np.eye(self.num_values)[array - self.start]
+            one_hot = np.zeros((*array.shape, self.num_values))
+            np.put_along_axis(one_hot, np.asarray(array - self.start)[..., None], 1.0, axis=-1)
+            return one_hot
         if array.shape[-1:] != self.shape or not np.issubdtype(array.dtype, np.number):
             raise ValueError(
                 f"an observation has shape {self.shape}, got {describe(obs)}. Give one observation, or a batch of them with "

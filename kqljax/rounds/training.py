@@ -15,48 +15,12 @@ from kqljax.errors import describe
 from kqljax.rounds.fit import Fit, check_recipe, make_fit, require_float64
 from kqljax.rounds.policy import Policy
 from kqljax.rounds.recipe import Recipe
-from kqljax.rounds.round import Due, begin, choose, nobody
+from kqljax.rounds.round import begin, choose, nobody
+from kqljax.rounds.schedule import Round, schedule
 from kqljax.rounds.transitions import Transitions
 from kqljax.tasks import Task
 
 Array = jax.Array
-
-
-class Round(NamedTuple):
-    """One round of a run; its numbers are known before the run begins.
-
-    Attributes:
-      begins_at: transitions stored when it begins.
-      steps: steps it lasts; 0 for the fit that a run ends with.
-      fits_scales: bool, whether widths and displacements are fitted.
-      may_finish: bool, whether the finished policy is fitted if an end is stored.
-    """
-
-    begins_at: Any
-    steps: Any
-    fits_scales: Any
-    may_finish: Any
-
-
-def schedule(recipe: Recipe, num_steps: int) -> list[Round]:
-    """The rounds of a run of `num_steps` steps.
-
-    Examples:
-      >>> from kqljax import rounds
-      >>> [each.begins_at for each in rounds.schedule(rounds.DEFAULT, 40)]
-      [0, 5, 10, 15, 20, 25, 30, 35, 40]
-    """
-    rounds = []
-    count, next_fit, next_own = 0, recipe.first_fit, recipe.own_from
-    while count < num_steps:
-        steps = min(max(recipe.least_round, int(count * recipe.round_share)), num_steps - count)
-        rounds.append(Round(count, steps, count >= next_fit, count >= next_own))
-        if count >= next_fit:
-            next_fit = max(2 * next_fit, count)
-        if count >= next_own:
-            next_own = int(np.ceil(recipe.own_growth * count))
-        count += steps
-    return [*rounds, Round(num_steps, 0, num_steps >= recipe.first_fit, True)]
 
 
 class RoundLog(NamedTuple):
@@ -153,18 +117,15 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
     obs, env_state = task.reset(keys[-1])
     end_value = (0.0 - task.reward_low) / (task.reward_high - task.reward_low)
     transitions = Transitions.empty(num_steps, task.obs_dim, task.num_actions, end_value)
-    columns = (jnp.asarray(np.array(column)) for column in zip(*plan, strict=True))
-    rounds = Round(*columns)
-    rounds = rounds._replace(begins_at=rounds.begins_at.astype(jnp.int32), steps=rounds.steps.astype(jnp.int32))
+    rounds = jax.tree.map(lambda *column: jnp.asarray(np.array(column)), *plan)
 
     def one_round(carry: Any, this: Round) -> Any:
         transitions, player, acting, log = carry
-        is_last = this.steps == 0
-        player = begin(recipe, transitions, player, Due(this.fits_scales, this.may_finish, is_last), most_new=most_new)
+        player = begin(recipe, transitions, player, this.due, most_new=most_new)
 
         def step(i: Array, carry: Any) -> Any:
             transitions, player, acting, log = carry
-            at = this.begins_at + i
+            at = (this.begins_at + i).astype(jnp.int32)
             action, player = choose(recipe, player, acting.obs)
             taken = jnp.maximum(action, 0)
             after = task.step(keys[at], acting.env_state, taken)
@@ -194,7 +155,7 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
 
         carry = lax.fori_loop(0, this.steps, step, (transitions, player, acting, log))
         gap = player.finished.optimism_gap
-        told = RoundLog(this.begins_at, player.backups, player.acts_finished & ~is_last, gap, player.is_finite)
+        told = RoundLog(this.begins_at.astype(jnp.int32), player.backups, player.acts_finished & ~this.due.last, gap, player.is_finite)
         return carry, told
 
     log = (jnp.zeros(num_steps, jnp.int32), jnp.zeros(num_steps), *(jnp.zeros(num_steps, bool),) * 2, jnp.zeros(num_steps))

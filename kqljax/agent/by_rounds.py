@@ -1,0 +1,187 @@
+"""Learning in rounds behind the agent's loop.
+
+Everything runs in float64, whatever jax has enabled: the calls are made inside `jax.enable_x64(True)`, which holds for this
+thread and these calls alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kqljax.agent.beliefs import Beliefs, check_actions, padded
+from kqljax.agent.history import SIZE, History
+from kqljax.agent.scaling import Ranges, Scaling
+from kqljax.rounds import CPU_COMPILER_OPTIONS, Policy, Recipe, Transitions
+from kqljax.rounds.fit import make_fit
+from kqljax.rounds.learner import Learner
+from kqljax.rounds.policy import finished_action
+from kqljax.rounds.round import Due, Player, begin, choose, nobody
+from kqljax.rounds.schedule import Schedule
+
+FIRST_CAPACITY = 1024
+"""Rows of the first compiled fit; the second has room for all that a history keeps."""
+
+_NEW = ("new_place", "new_action", "new_features", "new_whiten", "num_new")
+"""What of a learner changes from step to step."""
+
+
+class Round(NamedTuple):
+    """What there is between two rounds.
+
+    Attributes:
+      player: what acts.
+      scaling: the scaling that it was fitted with.
+      ends: transitions in all at which the next round begins.
+      schedule: what of a fit is due when.
+    """
+
+    player: Player
+    scaling: Scaling
+    ends: int
+    schedule: Schedule
+
+
+class Fitted(NamedTuple):
+    """A finished policy and the scaling that it was fitted with."""
+
+    policy: Policy
+    scaling: Scaling
+
+
+class Rounds:
+    """Learning in rounds. Nothing in it changes; what is learned are `Round` and `Fitted`."""
+
+    name = "rounds"
+    acts_by = "mean"
+
+    def __init__(self, recipe: Recipe, obs_dim: int, num_actions: int, ranges: Ranges, end_value: float | None) -> None:
+        recipe.validate()
+        self.numbers, self.obs_dim, self.num_actions, self.end_value = recipe, obs_dim, num_actions, end_value
+        if ranges.is_reward_fixed:
+            self._end_value(ranges.scaling())
+        with jax.enable_x64(True):
+            # As arrays once: they are arguments of every step.
+            self._recipe = jax.tree.map(jnp.asarray, recipe)
+
+    def _end_value(self, scaling: Scaling) -> float:
+        return scaling.end_value if self.end_value is None else self.end_value
+
+    def start(self, total: int, num_steps: int) -> None:
+        """A run needs no room of its own."""
+
+    def resumed(self, now: Round | None) -> None:
+        """Nothing is left of the round before: an agent goes on after a break as it does after a file."""
+
+    def choose(self, now: Round | None, history: History, ranges: Ranges, obs: np.ndarray) -> tuple[np.ndarray, Round]:
+        """Actions `[n]` at raw observations `[n, l]`, after a fit where a round begins."""
+        with jax.enable_x64(True):
+            if now is None or history.total >= now.ends:
+                now = self._begin(now, history, ranges, len(obs))
+            player = now.player
+            action, new = _programs().choose(self._recipe, player, now.scaling.observe(obs))
+            player = player._replace(learner=player.learner._replace(**new))
+            return check_actions(np.asarray(action)), now._replace(player=player)
+
+    def learned(self, now: Round, history: History, num_steps: int) -> Round:
+        """Transitions wait for the next round."""
+        return now
+
+    def _begin(self, before: Round | None, history: History, ranges: Ranges, num_envs: int) -> Round:
+        """A new round. Without one before, everything that can be is fitted."""
+        scaling, transitions = self._transitions(history, ranges)
+        schedule = Schedule.of(self.numbers) if before is None else before.schedule
+        due, schedule = schedule.next(history.total)
+        most_new = self._most_new(transitions.capacity) + num_envs - 1
+        moved = before is not None and before.scaling is not scaling and not _same(before.scaling, scaling)
+        if moved:
+            due = due._replace(scales=history.count >= self.numbers.first_fit)
+        last = nobody(self._recipe, transitions, most_new) if before is None else before.player
+        player = _programs().begin(self._recipe, transitions, last, due, most_new)
+        steps = schedule.steps(history.count)
+        return Round(player, scaling, history.total + steps, schedule)
+
+    def _most_new(self, capacity: int) -> int:
+        return max(self.numbers.least_round, int(capacity * self.numbers.round_share))
+
+    def _transitions(self, history: History, ranges: Ranges) -> tuple[Scaling, Transitions]:
+        scaling, rows = ranges.scaling(), history.ordered()
+        capacity = FIRST_CAPACITY if history.count <= FIRST_CAPACITY else SIZE
+
+        def column(values: np.ndarray, dtype: Any = np.float64) -> np.ndarray:
+            made = np.zeros((capacity, *values.shape[1:]), dtype)
+            made[: len(values)] = values
+            return made
+
+        return scaling, Transitions(
+            obs=column(scaling.observe(rows["obs"])),
+            action=column(rows["action"], np.int32),
+            reward=column(scaling.pay(rows["reward"])),
+            next_obs=column(scaling.observe(rows["next_obs"])),
+            discount=column(~rows["terminated"]),
+            is_first=column(rows["is_first"], bool),
+            is_last=column(rows["is_last"], bool),
+            count=np.int32(history.count),
+            end_value=np.float64(self._end_value(scaling)),
+            num_actions=self.num_actions,
+        )
+
+    def finished(self, now: Round | None, history: History, ranges: Ranges) -> Fitted:
+        """The finished policy of all transitions: what `kqljax.rounds.fit` makes of them."""
+        with jax.enable_x64(True):
+            scaling, transitions = self._transitions(history, ranges)
+            most_new = self._most_new(transitions.capacity)
+            due = Due(scales=history.count >= self.numbers.first_fit, finish=True, last=True)
+            player = _programs().begin(
+                self._recipe, transitions, nobody(self._recipe, transitions, most_new), due, most_new
+            )
+            return Fitted(make_fit(self._recipe, player).policy, scaling)
+
+    def act(self, fitted: Fitted, obs: np.ndarray, is_random: bool, number: int) -> np.ndarray:
+        """Actions `[n]` of the finished policy at raw observations `[n, l]`. It has no randomness."""
+        with jax.enable_x64(True):
+            policy, rows = fitted.policy, padded(fitted.scaling.observe(obs))
+            return check_actions(np.asarray(_programs().act(policy.recipe, policy.ensemble, policy.model, rows))[: len(obs)])
+
+    def beliefs(self, fitted: Fitted, obs: np.ndarray) -> Beliefs:
+        """`[n, A]` each at raw observations `[n, l]`."""
+        with jax.enable_x64(True):
+            found = _programs().values(fitted.policy, padded(fitted.scaling.observe(obs)))
+            return Beliefs(*(np.asarray(each)[: len(obs)] for each in found))
+
+
+class _Programs(NamedTuple):
+    begin: Any
+    choose: Any
+    act: Any
+    values: Any
+
+
+@functools.cache
+def _programs() -> _Programs:
+    """Compiled once in a process for each shape of the arguments, whatever agent asks."""
+    options = CPU_COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
+    jit = functools.partial(jax.jit, compiler_options=options)
+
+    def choose_all(recipe: Recipe, player: Player, obs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def one(learner: Learner, obs: jax.Array) -> tuple[Learner, jax.Array]:
+            action, after = choose(recipe, player._replace(learner=learner), obs)
+            return after.learner, action
+
+        learner, action = jax.lax.scan(one, player.learner, obs)
+        return action, {name: getattr(learner, name) for name in _NEW}
+
+    return _Programs(
+        begin=jit(begin, static_argnums=4),
+        choose=jit(choose_all),
+        act=jit(finished_action),
+        values=jit(lambda policy, obs: policy.values(obs)),
+    )
+
+
+def _same(one: Scaling, other: Scaling) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
