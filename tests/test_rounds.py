@@ -59,8 +59,8 @@ def test_the_rounds_are_known_before_the_run():
     for this, following in itertools.pairwise(plan):
         assert this.begins_at + this.steps == following.begins_at
         assert this.steps == max(5, this.begins_at // 20) or following.begins_at == 1000
-    assert [each.begins_at for each in plan if each.fits_scales] == [30, 60, 120, 250, 488, 1000]
-    own = [each.begins_at for each in plan if each.may_finish]
+    assert [each.begins_at for each in plan if each.due.scales] == [30, 60, 120, 250, 488, 1000]
+    own = [each.begins_at for each in plan if each.due.finish]
     assert own[0] == 100
     assert all(after >= 1.2 * before for before, after in itertools.pairwise(own[:-1]))
 

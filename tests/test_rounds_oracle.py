@@ -11,10 +11,10 @@ from rounds_data import TASKS, as_numpy, compiled, recorded
 
 from kqljax.rounds import DEFAULT
 from kqljax.rounds.ensemble import fit_ensemble, member_values
-from kqljax.rounds.fit import EVERY_BLOCK, finish
 from kqljax.rounds.learner import append, fit_learner, optimistic, query
 from kqljax.rounds.model import fit_model, plan_values, predict_step
 from kqljax.rounds.policy import finished_action
+from kqljax.rounds.round import EVERY_BLOCK, finish
 from kqljax.rounds.widths import Scales, fit_scales
 
 N, CAPACITY = 150, 170

@@ -10,7 +10,8 @@ Fitted Q-iteration with KQL's regression and KQL's optimism. Algorithm 1 of the 
 from kqljax.rounds.fit import CPU_COMPILER_OPTIONS, Fit, fit
 from kqljax.rounds.policy import Policy, Values
 from kqljax.rounds.recipe import DEFAULT, Recipe
-from kqljax.rounds.training import Run, RunLog, evaluate, schedule, train
+from kqljax.rounds.schedule import schedule
+from kqljax.rounds.training import Run, RunLog, evaluate, train
 from kqljax.rounds.transitions import Transitions
 
 __all__ = [

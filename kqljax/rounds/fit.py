@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 from kqljax.errors import describe
-from kqljax.rounds.ensemble import Ensemble, fit_ensemble, member_values
-from kqljax.rounds.learner import LearnerFit, fit_learner
-from kqljax.rounds.model import Model, fit_model
 from kqljax.rounds.policy import Policy
 from kqljax.rounds.recipe import Recipe
+from kqljax.rounds.round import Due, Player, begin, nobody
 from kqljax.rounds.transitions import Transitions
-from kqljax.rounds.widths import Scales, fit_scales, initial_scales, with_displacements
 
 Array = jax.Array
 
@@ -27,10 +21,6 @@ CPU_COMPILER_OPTIONS = {
     "xla_cpu_parallel_codegen_split_count": 1,
 }
 """For `jax.jit(..., compiler_options=)` on a CPU: a run compiles in a third of the time and is hardly slower."""
-
-
-EVERY_BLOCK = np.int32(2**20)
-"""More blocks of centres than any recipe has."""
 
 
 class Fit(NamedTuple):
@@ -50,34 +40,11 @@ class Fit(NamedTuple):
     is_finite: Array
 
 
-class Finished(NamedTuple):
-    """Attributes: `ensemble`, `model`, `optimism_gap` `[]` and `is_finite` `[]` of a finished policy."""
-
-    ensemble: Ensemble
-    model: Model
-    optimism_gap: Array
-    is_finite: Array
-
-
-@jax.jit  # traced once, however often a program asks for it
-def finish(recipe: Recipe, transitions: Transitions, scales: Scales, value: Array, most_blocks: Any) -> Finished:
-    """The finished policy's parts, with displacements of now, on at most `most_blocks` `[]` blocks of centres."""
-    scales = with_displacements(recipe, transitions, scales.weights, scales.fitted_at)
-    fitted = fit_ensemble(recipe, transitions, scales, most_blocks)
-    model = fit_model(recipe, transitions, scales, fitted.centres)
-    mean = jnp.mean(member_values(recipe, fitted.ensemble, transitions.next_obs), axis=0)
-    goes_on = transitions.is_stored & ~transitions.ended
-    promised = value * (1.0 - recipe.gamma) - jnp.max(mean, axis=1) * (1.0 - recipe.finish_gamma)
-    gap = jnp.sum(jnp.where(goes_on, promised, 0.0)) / jnp.maximum(jnp.sum(goes_on), 1)
-    is_finite = fitted.is_finite & jnp.all(jnp.isfinite(model.weights)) & jnp.isfinite(gap)
-    return Finished(fitted.ensemble, model, gap, is_finite)
-
-
-def make_fit(recipe: Recipe, scales: Scales, learned: LearnerFit, finished: Finished) -> Fit:
-    """Puts the parts together."""
-    policy = Policy(recipe, finished.ensemble, finished.model, learned.learner, scales)
-    is_finite = learned.is_finite & finished.is_finite
-    return Fit(policy, learned.backups, finished.optimism_gap, is_finite)
+def make_fit(recipe: Recipe, player: Player) -> Fit:
+    """What a player knows, as a fit."""
+    finished = player.finished
+    policy = Policy(recipe, finished.ensemble, finished.model, player.learner, player.scales)
+    return Fit(policy, player.backups, finished.optimism_gap, player.is_finite)
 
 
 def require_float64() -> None:
@@ -132,10 +99,5 @@ def fit(key: Array | None, recipe: Recipe, transitions: Transitions) -> Fit:
             f"transitions must be kqljax.rounds.Transitions, got {describe(transitions)}. Make them with Transitions.of."
         )
     transitions.validate()
-    scales = lax.cond(
-        transitions.count >= recipe.first_fit,
-        lambda: fit_scales(recipe, transitions),
-        lambda: initial_scales(recipe, transitions.obs.shape[1], transitions.num_actions),
-    )
-    learned = fit_learner(recipe, transitions, scales, most_new=1)
-    return make_fit(recipe, scales, learned, finish(recipe, transitions, scales, learned.value, EVERY_BLOCK))
+    due = Due(scales=transitions.count >= recipe.first_fit, finish=True, last=True)
+    return make_fit(recipe, begin(recipe, transitions, nobody(recipe, transitions, 1), due, most_new=1))

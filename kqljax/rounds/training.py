@@ -10,55 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kqljax import regression
 from kqljax.checks import whole_number
 from kqljax.errors import describe
-from kqljax.rounds.fit import EVERY_BLOCK, Finished, Fit, check_recipe, finish, make_fit, require_float64
-from kqljax.rounds.learner import Learner, append, fit_learner, optimistic, query
-from kqljax.rounds.policy import Policy, finished_action
+from kqljax.rounds.fit import Fit, check_recipe, make_fit, require_float64
+from kqljax.rounds.policy import Policy
 from kqljax.rounds.recipe import Recipe
+from kqljax.rounds.round import begin, choose, nobody
+from kqljax.rounds.schedule import Round, schedule
 from kqljax.rounds.transitions import Transitions
-from kqljax.rounds.widths import Scales, fit_scales, initial_scales
 from kqljax.tasks import Task
 
 Array = jax.Array
-
-
-class Round(NamedTuple):
-    """One round of a run; its numbers are known before the run begins.
-
-    Attributes:
-      begins_at: transitions stored when it begins.
-      steps: steps it lasts; 0 for the fit that a run ends with.
-      fits_scales: bool, whether widths and displacements are fitted.
-      may_finish: bool, whether the finished policy is fitted if an end is stored.
-    """
-
-    begins_at: Any
-    steps: Any
-    fits_scales: Any
-    may_finish: Any
-
-
-def schedule(recipe: Recipe, num_steps: int) -> list[Round]:
-    """The rounds of a run of `num_steps` steps.
-
-    Examples:
-      >>> from kqljax import rounds
-      >>> [each.begins_at for each in rounds.schedule(rounds.DEFAULT, 40)]
-      [0, 5, 10, 15, 20, 25, 30, 35, 40]
-    """
-    rounds = []
-    count, next_fit, next_own = 0, recipe.first_fit, recipe.own_from
-    while count < num_steps:
-        steps = min(max(recipe.least_round, int(count * recipe.round_share)), num_steps - count)
-        rounds.append(Round(count, steps, count >= next_fit, count >= next_own))
-        if count >= next_fit:
-            next_fit = max(2 * next_fit, count)
-        if count >= next_own:
-            next_own = int(np.ceil(recipe.own_growth * count))
-        count += steps
-    return [*rounds, Round(num_steps, 0, num_steps >= recipe.first_fit, True)]
 
 
 class RoundLog(NamedTuple):
@@ -155,36 +117,16 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
     obs, env_state = task.reset(keys[-1])
     end_value = (0.0 - task.reward_low) / (task.reward_high - task.reward_low)
     transitions = Transitions.empty(num_steps, task.obs_dim, task.num_actions, end_value)
-    scales = initial_scales(recipe, task.obs_dim, task.num_actions)
-    shapes = jax.eval_shape(lambda: finish(recipe, transitions, scales, transitions.reward, EVERY_BLOCK))
-    nothing: Finished = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    nothing = nothing._replace(optimism_gap=jnp.full_like(nothing.optimism_gap, jnp.inf))
-    columns = (jnp.asarray(np.array(column)) for column in zip(*plan, strict=True))
-    rounds = Round(*columns)
-    rounds = rounds._replace(begins_at=rounds.begins_at.astype(jnp.int32), steps=rounds.steps.astype(jnp.int32))
+    rounds = jax.tree.map(lambda *column: jnp.asarray(np.array(column)), *plan)
 
     def one_round(carry: Any, this: Round) -> Any:
-        transitions, scales, before, acting, log, _ = carry
-        scales = lax.cond(this.fits_scales, lambda: fit_scales(recipe, transitions), lambda: scales)
-        learned = fit_learner(recipe, transitions, scales, most_new=most_new)
-        is_last = this.steps == 0
-        has_end = jnp.any(transitions.ended)
-        # One decision for all seeds of a vmap, so that it stays a branch; seeds without an end keep what they had.
-        is_due = this.may_finish & (is_last | (regression.largest(has_end.astype(jnp.int32)) > 0))
-        most_blocks = jnp.where(is_last, EVERY_BLOCK, jnp.asarray(recipe.own_blocks, jnp.int32))
-
-        def finish_anew() -> Finished:
-            new = finish(recipe, transitions, scales, learned.value, most_blocks)
-            return jax.tree.map(lambda new, old: jnp.where(has_end | is_last, new, old), new, before)
-
-        finished = lax.cond(is_due, finish_anew, lambda: before)
-        acts_finished = has_end & (finished.optimism_gap < recipe.own_gap)
-        act = _Actor(recipe, scales, finished, acts_finished)
+        transitions, player, acting, log = carry
+        player = begin(recipe, transitions, player, this.due, most_new=most_new)
 
         def step(i: Array, carry: Any) -> Any:
-            transitions, learner, acting, log = carry
-            at = this.begins_at + i
-            action, learner = act(learner, acting.obs)
+            transitions, player, acting, log = carry
+            at = jnp.int32(this.begins_at + i)
+            action, player = choose(recipe, player, acting.obs)
             taken = jnp.maximum(action, 0)
             after = task.step(keys[at], acting.env_state, taken)
             is_over = after.terminated | after.truncated
@@ -209,47 +151,21 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
                 jnp.where(is_over, 0, acting.episode_steps + 1),
                 jnp.where(is_over, 0.0, episode_return),
             )
-            return transitions, learner, acting, log
+            return transitions, player, acting, log
 
-        carry = transitions, learned.learner, acting, log
-        transitions, _, acting, log = lax.fori_loop(0, this.steps, step, carry)
-        is_finite = learned.is_finite & finished.is_finite
-        told = RoundLog(this.begins_at, learned.backups, acts_finished & ~is_last, finished.optimism_gap, is_finite)
-        return (transitions, scales, finished, acting, log, learned), told
+        carry = lax.fori_loop(0, this.steps, step, (transitions, player, acting, log))
+        gap = player.finished.optimism_gap
+        told = RoundLog(
+            this.begins_at.astype(jnp.int32), player.backups, player.acts_finished & ~this.due.last, gap, player.is_finite
+        )
+        return carry, told
 
     log = (jnp.zeros(num_steps, jnp.int32), jnp.zeros(num_steps), *(jnp.zeros(num_steps, bool),) * 2, jnp.zeros(num_steps))
     acting = _Acting(obs, env_state, jnp.int32(0), jnp.zeros(()))
-    shapes = jax.eval_shape(lambda: fit_learner(recipe, transitions, scales, most_new=most_new))
-    learned = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    nothing = nothing._replace(is_finite=jnp.array(True))
-    carry = transitions, scales, nothing, acting, log, learned
-    (transitions, scales, finished, _, log, learned), told = lax.scan(one_round, carry, rounds)
-    found = make_fit(recipe, scales, learned, finished)
+    carry = transitions, nobody(recipe, transitions, most_new), acting, log
+    (transitions, player, _, log), told = lax.scan(one_round, carry, rounds)
+    found = make_fit(recipe, player)
     return Run(found.policy, transitions, RunLog(*log, told), found)
-
-
-class _Actor(NamedTuple):
-    """Chooses the actions of a round."""
-
-    recipe: Recipe
-    scales: Scales
-    finished: Finished
-    acts_finished: Array
-
-    def __call__(self, learner: Learner, obs: Array) -> tuple[Array, Learner]:
-        """The action `[]`, -1 where a value is not finite, and the learner that knows of the pair."""
-        recipe, finished = self.recipe, self.finished
-        asked = query(recipe, learner, self.scales, obs)
-
-        def by_optimism() -> Array:
-            values = optimistic(recipe, learner, asked)
-            return jnp.where(jnp.all(jnp.isfinite(values)), jnp.argmax(values), -1).astype(jnp.int32)
-
-        def by_the_finished() -> Array:
-            return finished_action(recipe, finished.ensemble, finished.model, obs[None])[0]
-
-        action = lax.cond(self.acts_finished, by_the_finished, by_optimism)
-        return action, append(recipe, learner, asked, jnp.maximum(action, 0))
 
 
 def _put(column: Array, value: Any, at: Array) -> Array:
