@@ -23,7 +23,6 @@ CPU_COMPILER_OPTIONS = {
 """For `jax.jit(..., compiler_options=)` on a CPU: a run compiles in a third of the time and is hardly slower."""
 
 
-
 class Fit(NamedTuple):
     """What a fit makes of its transitions.
 

@@ -125,7 +125,7 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
 
         def step(i: Array, carry: Any) -> Any:
             transitions, player, acting, log = carry
-            at = (this.begins_at + i).astype(jnp.int32)
+            at = jnp.int32(this.begins_at + i)
             action, player = choose(recipe, player, acting.obs)
             taken = jnp.maximum(action, 0)
             after = task.step(keys[at], acting.env_state, taken)
@@ -155,7 +155,7 @@ def train(key: Array, task: Task, recipe: Recipe, num_steps: int = 1000) -> Run:
 
         carry = lax.fori_loop(0, this.steps, step, (transitions, player, acting, log))
         gap = player.finished.optimism_gap
-        told = RoundLog(this.begins_at.astype(jnp.int32), player.backups, player.acts_finished & ~this.due.last, gap, player.is_finite)
+        told = RoundLog(jnp.int32(this.begins_at), player.backups, player.acts_finished & ~this.due.last, gap, player.is_finite)
         return carry, told
 
     log = (jnp.zeros(num_steps, jnp.int32), jnp.zeros(num_steps), *(jnp.zeros(num_steps, bool),) * 2, jnp.zeros(num_steps))
