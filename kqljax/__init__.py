@@ -8,11 +8,11 @@ Examples in the docstrings begin where these lines end:
     >>> jax.config.update("jax_enable_x64", True)
 """
 
-from kqljax import features, recipes, regression, rounds, theory
-from kqljax.agent import KQL, AgentStep
+from kqljax import features, regression, rounds, theory
+from kqljax.agent import KQL, AgentStep, Beliefs, Evaluation
 from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
-from kqljax.kernels import RBF, Afterstate, Kernel, Linear, Matern32, Matern52, Pair, TwoScale
+from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
 from kqljax.kql import (
     kql_act,
     kql_grow,
@@ -34,8 +34,9 @@ __version__ = "0.1.0"
 __all__ = [
     "KQL",
     "RBF",
-    "Afterstate",
     "AgentStep",
+    "Beliefs",
+    "Evaluation",
     "KQLConfig",
     "KQLInfo",
     "KQLState",
@@ -50,7 +51,6 @@ __all__ = [
     "TrainLog",
     "TrainRun",
     "Transition",
-    "TwoScale",
     "across_seeds",
     "estimate_memory",
     "evaluate",
@@ -64,7 +64,6 @@ __all__ = [
     "kql_step_and_act",
     "load_state",
     "make_task",
-    "recipes",
     "regression",
     "rollout_returns",
     "rounds",

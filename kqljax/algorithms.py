@@ -14,12 +14,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from kqljax import features, recipes, rollout
+from kqljax import features, rollout, rounds
 from kqljax.errors import unknown_name
 from kqljax.kernels import RBF, Linear
 from kqljax.tasks import Task, make_task
@@ -54,6 +54,13 @@ class Algorithm:
     training: float
     evaluation: float
     curve: Callable[[Task, Any, Array, int, int], Array] | None = None
+
+
+class _RoundsRun(NamedTuple):
+    """`state` is the finished policy."""
+
+    state: rounds.Policy
+    log: rounds.RunLog
 
 
 def curve_steps(num_steps: int, points: int) -> tuple[int, ...]:
@@ -136,22 +143,31 @@ def _kql_features(name: str, is_single: bool) -> Algorithm:
     )
 
 
-def _robust() -> Algorithm:
-    recipe = recipes.ROBUST
+def _rounds() -> Algorithm:
+    def train(task: Task, cfg: rounds.Recipe, key: Array, num_steps: int) -> _RoundsRun:
+        run = rounds.train(key, task, cfg, num_steps=num_steps)
+        return _RoundsRun(run.policy, run.log)
 
-    def curve(task: Task, cfg: Any, key: Array, num_steps: int, points: int) -> Array:
-        at = curve_steps(num_steps, points)
-        return recipes.train(task, cfg, key, num_steps, eval_at=at, eval_episodes=CURVE_EPISODES).curve
+    def curve(task: Task, cfg: rounds.Recipe, key: Array, num_steps: int, points: int) -> Array:
+        # A run does not know how long it will be: its first steps are the run of fewer steps.
+        train_key, eval_key = jax.random.split(key)
+        found = rounds.train(train_key, task, cfg, num_steps=num_steps).transitions
+
+        def returns(at: Array) -> Array:
+            policy = rounds.fit(None, cfg, dataclasses.replace(found, count=at)).policy
+            return rounds.evaluate(eval_key, task, policy, num_episodes=CURVE_EPISODES)
+
+        return jax.lax.map(returns, jnp.asarray(curve_steps(num_steps, points), jnp.int32))
 
     return Algorithm(
-        "kql-robust",
-        recipe.config,
-        functools.partial(recipes.train, first_fit=recipe.first_fit),
-        recipes.evaluate,
-        _kql_is_sound,
+        "kql-rounds",
+        lambda task, num_steps: rounds.DEFAULT,
+        train,
+        lambda task, cfg, policy, key, num_episodes: rounds.evaluate(key, task, policy, num_episodes),
+        lambda run: jnp.all(run.log.rounds.is_finite) & jnp.all(run.log.action >= 0),
         chunk=1,
-        training=1.5,
-        evaluation=1.5,
+        training=1.0,
+        evaluation=0.3,
         curve=curve,
     )
 
@@ -204,12 +220,12 @@ def _random() -> Algorithm:
     )
 
 
-OF_RECIPE = {"paper": "kql-rbf", "robust": "kql-robust"}
+OF_RECIPE = {"paper": "kql-rbf", "default": "kql-rounds"}
 """Recipe -> the row that is KQL with this recipe."""
 
 _MAKERS: dict[str, Callable[[], Algorithm]] = {
     "kql-rbf": lambda: _kql("kql-rbf", lambda task, num_steps: task.config(horizon=num_steps)),
-    "kql-robust": _robust,
+    "kql-rounds": _rounds,
     "kql-linear": lambda: _kql("kql-linear", lambda task, num_steps: task.config(kernel=Linear(), horizon=num_steps)),
     "kql-greedy": lambda: _kql("kql-greedy", lambda task, num_steps: task.config(horizon=num_steps, beta=0.0)),
     "kql-features": lambda: _kql_features("kql-features", is_single=False),
@@ -220,7 +236,7 @@ _MAKERS: dict[str, Callable[[], Algorithm]] = {
 }
 ALGORITHMS = {
     "kql-rbf": "KQL with the Gaussian kernel, the paper's method",
-    "kql-robust": "KQL with the recipe that fits its kernel to what it sees, the same for every task",
+    "kql-rounds": "learning in rounds, one recipe for every task (kqljax.rounds)",
     "kql-linear": "KQL with the linear kernel",
     "kql-greedy": "KQL with the Gaussian kernel and beta = 0: what optimism buys",
     "kql-features": "KQL with the Gaussian kernel as features (features.auto), in weight space",

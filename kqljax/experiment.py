@@ -44,7 +44,7 @@ PAPER = {
     "kql-rbf": _row((-132.55, 17.02), (-167.01, 97.32), (-107.23, 35.20), (200.00, 0.00)),
 }
 PAPER["sb3-dqn"] = PAPER["dqn"]
-PAPER["kql-robust"] = PAPER["kql-rbf"]
+PAPER["kql-rounds"] = PAPER["kql-rbf"]
 """Table 1: algorithm -> task -> mean and standard deviation over 100 episodes."""
 
 

@@ -14,12 +14,12 @@ from kqljax.agent import episodes, files
 from kqljax.agent.beliefs import Beliefs
 from kqljax.agent.callbacks import AgentStep, Callback, read_callbacks
 from kqljax.agent.episodes import Evaluation
-from kqljax.agent.history import NEWEST, SIZE, History
+from kqljax.agent.history import SIZE, History
 from kqljax.agent.learners import Learner, make_learner
 from kqljax.agent.loops import Loop, SingleLoop, Steps, Totals, VectorLoop
 from kqljax.agent.progress import learning_bar
 from kqljax.agent.scaling import Ranges, check_end_value, check_obs_bounds, check_reward_range
-from kqljax.agent.spaces import make_env, check_env, preset_of, read_actions, read_observations, spaces_of
+from kqljax.agent.spaces import check_env, make_env, preset_of, read_actions, read_observations, spaces_of
 from kqljax.checks import whole_number
 from kqljax.config import KQLConfig
 from kqljax.errors import describe
@@ -359,7 +359,7 @@ class KQL:
           (3,)
         """
         obs, is_batch = self._batch(observation)
-        found = self._learner.beliefs(self._fitted(), obs)
+        found = self._learner.beliefs(self._fitted(), obs, self._memory.history, self._memory.ranges)
         return found if is_batch else Beliefs(*(each[0] for each in found))
 
     def _fitted(self) -> Any:

@@ -33,17 +33,21 @@ class SavedFileError(ValueError):
 @functools.cache
 def _known() -> dict[str, type]:
     """The classes that a file may hold, by name."""
-    from kqljax import config, kernels, kql
-    from kqljax.features.dictionary import DictionaryMap, OnlineDictionaryMap, Points
+    from kqljax import config, kernels, kql, rounds
+    from kqljax.agent import by_rounds, by_steps, scaling
+    from kqljax.features.dictionary import DictionaryMap, Points
     from kqljax.features.fourier import FourierMap
     from kqljax.features.linear import LinearMap
     from kqljax.features.taylor import TaylorMap
     from kqljax.posterior import gram, weights
+    from kqljax.rounds.ensemble import Ensemble
+    from kqljax.rounds.model import Model
 
     classes: list[type] = [
-        kernels.RBF, kernels.TwoScale, kernels.Afterstate, kernels.Linear, kernels.Matern32, kernels.Matern52, kernels.Scaled,
-        kernels.Sum, kernels.Product, kernels.Pair, config.KQLConfig, kql.KQLState, gram.GramPosterior, gram.Table,
-        weights.WeightPosterior, LinearMap, TaylorMap, FourierMap, DictionaryMap, OnlineDictionaryMap, Points,
+        kernels.RBF, kernels.Linear, kernels.Matern32, kernels.Matern52, kernels.Scaled, kernels.Sum, kernels.Product,
+        kernels.Pair, config.KQLConfig, kql.KQLState, gram.GramPosterior, gram.Table, weights.WeightPosterior, LinearMap,
+        TaylorMap, FourierMap, DictionaryMap, Points, scaling.Scaling, rounds.Recipe, Ensemble, Model, by_rounds.Fitted,
+        by_steps.Learned,
     ]  # fmt: skip
     # Two tables, one name.
     return {each.__name__: each for each in classes} | {"WeightTable": weights.Table}

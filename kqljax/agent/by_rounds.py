@@ -17,11 +17,13 @@ from kqljax.agent.beliefs import Beliefs, check_actions, padded
 from kqljax.agent.history import SIZE, History
 from kqljax.agent.scaling import Ranges, Scaling
 from kqljax.rounds import CPU_COMPILER_OPTIONS, Policy, Recipe, Transitions
-from kqljax.rounds.fit import make_fit
+from kqljax.rounds.ensemble import Ensemble
 from kqljax.rounds.learner import Learner
+from kqljax.rounds.model import Model
 from kqljax.rounds.policy import finished_action
 from kqljax.rounds.round import Due, Player, begin, choose, nobody
 from kqljax.rounds.schedule import Schedule
+from kqljax.rounds.widths import Scales
 
 FIRST_CAPACITY = 1024
 """Rows of the first compiled fit; the second has room for all that a history keeps."""
@@ -47,9 +49,17 @@ class Round(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A finished policy and the scaling that it was fitted with."""
+    """A finished policy.
 
-    policy: Policy
+    Attributes:
+      ensemble, model: what acts.
+      optimism: the recipe's optimistic learner and its scales; None after a file was read.
+      scaling: the scaling that all was fitted with.
+    """
+
+    ensemble: Ensemble
+    model: Model
+    optimism: tuple[Learner, Scales] | None
     scaling: Scaling
 
 
@@ -139,19 +149,36 @@ class Rounds:
             player = _programs().begin(
                 self._recipe, transitions, nobody(self._recipe, transitions, most_new), due, most_new
             )
-            return Fitted(make_fit(self._recipe, player).policy, scaling)
+            found = player.finished
+            return Fitted(found.ensemble, found.model, (player.learner, player.scales), scaling)
 
     def act(self, fitted: Fitted, obs: np.ndarray, is_random: bool, number: int) -> np.ndarray:
         """Actions `[n]` of the finished policy at raw observations `[n, l]`. It has no randomness."""
         with jax.enable_x64(True):
-            policy, rows = fitted.policy, padded(fitted.scaling.observe(obs))
-            return check_actions(np.asarray(_programs().act(policy.recipe, policy.ensemble, policy.model, rows))[: len(obs)])
+            rows = padded(fitted.scaling.observe(obs))
+            action = _programs().act(self._recipe, fitted.ensemble, fitted.model, rows)
+            return check_actions(np.asarray(action)[: len(obs)])
 
-    def beliefs(self, fitted: Fitted, obs: np.ndarray) -> Beliefs:
+    def beliefs(self, fitted: Fitted, obs: np.ndarray, history: History, ranges: Ranges) -> Beliefs:
         """`[n, A]` each at raw observations `[n, l]`."""
+        optimism = fitted.optimism or self.finished(None, history, ranges).optimism
+        assert optimism is not None
         with jax.enable_x64(True):
-            found = _programs().values(fitted.policy, padded(fitted.scaling.observe(obs)))
+            policy = Policy(self._recipe, fitted.ensemble, fitted.model, *optimism)
+            found = _programs().values(policy, padded(fitted.scaling.observe(obs)))
             return Beliefs(*(np.asarray(each)[: len(obs)] for each in found))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `learners.of_file` makes it from."""
+        return {"numbers": self.numbers, "end_value": self.end_value}
+
+    def kept(self, fitted: Fitted) -> Fitted:
+        """What acts. Optimism is ten times as large, and is fitted again from the history when somebody asks for it."""
+        return fitted._replace(optimism=None)
+
+    def restored(self, kept: Fitted | None) -> tuple[Fitted | None, None]:
+        """What acts, and no round: learning goes on with a new one."""
+        return kept, None
 
 
 class _Programs(NamedTuple):

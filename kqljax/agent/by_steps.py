@@ -135,11 +135,27 @@ class Steps:
             rows = padded(now.scaling.observe(obs))
             return check_actions(np.asarray(_programs().act(in_dtype(cfg, jnp.float64), now.state, rows, key))[: len(obs)])
 
-    def beliefs(self, now: Learned, obs: np.ndarray) -> Beliefs:
+    def beliefs(self, now: Learned, obs: np.ndarray, history: History, ranges: Ranges) -> Beliefs:
         """Q-hat, width and Q-tilde, `[n, A]` each, at raw observations `[n, l]`."""
         with jax.enable_x64(True):
             found = _programs().look(in_dtype(self.numbers, jnp.float64), now.state, padded(now.scaling.observe(obs)))
             return Beliefs(*(np.asarray(each)[: len(obs)] for each in found))
+
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `learners.of_file` makes it from."""
+        return {"numbers": self.numbers, "is_sized": self.is_sized}
+
+    def kept(self, now: Learned) -> Learned:
+        """All there is."""
+        return now
+
+    def restored(self, kept: Learned | None) -> tuple[Learned | None, Learned | None]:
+        """What acts is what goes on."""
+        if kept is not None:
+            with jax.enable_x64(True):
+                kept = kept._replace(state=jax.tree.map(jnp.asarray, kept.state))
+        return kept, kept
 
 
 class _Programs(NamedTuple):

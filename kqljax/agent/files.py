@@ -8,51 +8,48 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kqljax.agent import archive
-from kqljax.agent.learner import History, Learner
+from kqljax.agent.history import History
+from kqljax.agent.learners import of_file
 from kqljax.agent.scaling import Ranges
 from kqljax.agent.spaces import Observations
-from kqljax.committee import Panel
 from kqljax.kernels import Kernel
 
 if TYPE_CHECKING:
     from kqljax.agent.agent import KQL
 
-KIND, VERSION = "agent", 1
-_GIVEN = ("env_name", "seed", "_horizon", "_lam", "_beta", "actions")
+KIND, VERSION = "agent", 2
 
 
 def save(agent: KQL, path: str | os.PathLike[str]) -> None:
     """Writes the agent, whole or not at all."""
-    learner = agent._learner
+    memory = agent._memory
+    fitted = agent._learner.kept(agent._fitted()) if memory.history.total else None
     content: dict[str, Any] = {
-        "given": {name: getattr(agent, name) for name in _GIVEN},
+        "env_name": agent.env_name,
+        "seed": agent.seed,
+        "draws": agent._draws,
+        "actions": agent.actions,
         "observations": agent._observations._asdict(),
-        "episode_returns": np.array(agent.episode_returns, np.float64),
-        "episode_lengths": np.array(agent.episode_lengths, np.int64),
-        "dtype": str(learner.dtype),
-        "has_end": learner.has_end,
-        "first_fit": learner.first_fit,
-        "committee": None if learner.committee is None else tuple(learner.committee),
-        "config": learner.cfg,
-        "state": learner.state,
-        "ranges": learner.ranges.as_dict(),
-        "history": learner.history.as_dict(),
+        "learner": agent._learner.as_dict(),
+        "fitted": fitted,
+        "history": memory.history.as_dict(),
+        "ranges": memory.ranges._asdict(),
+        "returns": np.array(memory.returns, np.float64),
+        "lengths": np.array(memory.lengths, np.int64),
     }
     archive.write(path, KIND, VERSION, content)
 
 
 def load_into(agent: KQL, path: str | os.PathLike[str], kernel: Kernel | None) -> None:
     """Fills an empty agent from a file."""
+    from kqljax.agent.agent import Memory
+
     found = archive.read(path, KIND, VERSION, kernel)
-    for name in _GIVEN:
-        setattr(agent, name, found["given"][name])
-    agent.env, agent._draws = None, 0
+    agent._given, agent._env = found["env_name"], None
+    agent.seed, agent._draws, agent.actions = found["seed"], found["draws"], found["actions"]
     agent._observations = Observations(**found["observations"])
-    agent.episode_returns = found["episode_returns"].tolist()
-    agent.episode_lengths = found["episode_lengths"].tolist()
-    history, ranges = History.from_dict(found["history"]), Ranges.from_dict(found["ranges"])
-    # Files from before there were recipes and committees do not have the last two.
-    given = found["dtype"], agent.seed, found["has_end"], found.get("first_fit")
-    panel = found.get("committee")
-    agent._learner = Learner(found["config"], ranges, history, *given, None if panel is None else Panel(*panel))
-    agent._learner.load_state(found["state"])
+    ranges, history = Ranges(**found["ranges"]), History.from_dict(found["history"])
+    agent._learner = of_file(found["learner"], agent._observations.obs_dim, len(agent.actions), ranges, agent.seed)
+    fitted, now = agent._learner.restored(found["fitted"])
+    agent._policy = None if fitted is None else (history, fitted)
+    agent._memory = Memory(history, ranges, now, tuple(found["returns"].tolist()), tuple(found["lengths"].tolist()))

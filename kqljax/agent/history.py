@@ -80,6 +80,24 @@ class History(NamedTuple):
         rows = {name: column[: self.count][is_kept] for name, column in self.rows.items()}
         return self._replace(rows=rows, count=int(is_kept.sum()))
 
+    def as_dict(self) -> dict[str, Any]:
+        """All there is, for a file: observations once where the successor is the next row's."""
+        rows = {name: column[: self.count] for name, column in self.rows.items()}
+        follows = np.all(rows["next_obs"][:-1] == rows["obs"][1:], axis=1)
+        rows["next_obs"] = rows["next_obs"][np.append(~follows, True)[: self.count]]
+        numbers = {"total": self.total, "episodes": self.episodes, "open": self.open}
+        return {"rows": rows, "follows": np.append(follows, False)[: self.count], **numbers}
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> History:
+        """The inverse of `as_dict`."""
+        rows, follows = dict(found["rows"]), found["follows"]
+        next_obs = np.zeros_like(rows["obs"])
+        next_obs[~follows] = rows["next_obs"]
+        next_obs[follows] = rows["obs"][np.flatnonzero(follows) + 1]
+        rows["next_obs"] = next_obs
+        return cls(rows, len(rows["reward"]), found["total"], found["episodes"], found["open"])
+
     def ordered(self) -> dict[str, np.ndarray]:
         """Name -> array of the rows that are kept, episode after episode, and "is_first", "is_last" `[N]`.
 

@@ -60,8 +60,20 @@ class Learner(Protocol):
         """Actions `[n]` that do not explore."""
         ...
 
-    def beliefs(self, fitted: Any, obs: np.ndarray) -> Beliefs:
+    def beliefs(self, fitted: Any, obs: np.ndarray, history: History, ranges: Ranges) -> Beliefs:
         """`[n, A]` each."""
+        ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `of_file` makes it from."""
+        ...
+
+    def kept(self, fitted: Any) -> Any:
+        """What a file keeps of `fitted`."""
+        ...
+
+    def restored(self, kept: Any) -> tuple[Any, Any]:
+        """`fitted` and `now` from what a file kept."""
         ...
 
 
@@ -113,6 +125,13 @@ def make_learner(
         terminal_value=share / (1 - gamma) if 0 <= gamma < 1 else 0.0,
     )
     return Steps(config, obs_dim, ranges, seed, is_sized=horizon is not None)
+
+
+def of_file(found: dict[str, Any], obs_dim: int, num_actions: int, ranges: Ranges, seed: int) -> Learner:
+    """The learner of a saved agent."""
+    if isinstance(found["numbers"], Recipe):
+        return Rounds(found["numbers"], obs_dim, num_actions, ranges, found["end_value"])
+    return Steps(found["numbers"], obs_dim, ranges, seed, found["is_sized"])
 
 
 _REPLACE = "recipe=dataclasses.replace(kqljax.rounds.DEFAULT, "

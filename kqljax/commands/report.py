@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from kqljax import beside, experiment
+from kqljax import experiment
 from kqljax.agent import KQL
 from kqljax.commands.agents import add_file, errors_for_people
 from kqljax.commands.base import UsageError, console_for_tables
@@ -27,8 +27,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_file(parser, "source", metavar="DIR", help="directory of kqljax table1, or a file of kqljax train")
     add_file(parser, "--out", metavar="FILE", help="the page (default: report.html in DIR, or beside the agent)")
-    add_file(parser, "--beside", metavar="FILE", help="results of another program as further rows, as in table1")
-    add("--times", nargs="+", metavar="FILE", help="results to take the seconds of training from, as in table1")
     add("--axes", metavar=("I", "J"), type=int, nargs=2, default=(0, 1), help="entries of the state for an agent's maps")
     add("--json", action="store_true", help="print what was written as JSON")
 
@@ -64,9 +62,6 @@ def _of_table(directory: Path, options: argparse.Namespace) -> str:
     document = records.read(path, {"settings", "results", "curves", "compile_seconds"})
     # A run that was interrupted has results and no summary yet.
     document["summary"] = document.get("summary") or experiment.summarise_document(document)
-    if options.beside:
-        document = beside.place_beside(document, options.beside)
-    document = beside.take_times(document, options.times or ())
     if not document["summary"]:
         raise UsageError(f"{path} holds no finished seed yet.")
     return make_table_page(document)

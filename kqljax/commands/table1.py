@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from kqljax import beside, experiment
+from kqljax import experiment
 from kqljax.algorithms import ALGORITHMS, OF_RECIPE
 from kqljax.commands.base import INTERRUPTED, UsageError, WorkBar, console_for_tables
 from kqljax.report import plots, records, style, table
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--algorithms", **names, default=default.algorithms, help=f"default: {' '.join(default.algorithms)}")  # type: ignore[arg-type]
     add(
         "--recipe", choices=tuple(OF_RECIPE), default="paper",
-        help="which KQL stands for kql-rbf: the paper's, or the one that fits its kernel, kql-robust (default %(default)s)",
+        help="which learner stands for kql-rbf: the paper's, or learning in rounds, kql-rounds (default %(default)s)",
     )  # fmt: skip
     add("--tasks", **names, default=default.tasks, help=f"default: {' '.join(default.tasks)}")  # type: ignore[arg-type]
     add("--steps", metavar="N", type=int, default=default.steps, help="steps of training (default %(default)s)")
@@ -47,8 +47,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--curve-seeds", metavar="N", type=int, default=default.curve_seeds,
         help="seeds with a learning curve, each trained a second time (default %(default)s)",
     )  # fmt: skip
-    add("--beside", metavar="FILE", help="results of another program as further rows, see benchmarks/sb3_dqn.py")
-    add("--times", nargs="+", metavar="FILE", help="results to take the seconds of training from, see make times")
     add("--no-figures", action="store_true", help="leave the figures out")
     as_text = parser.add_mutually_exclusive_group()
     as_text.add_argument("--json", action="store_true", help="print the summary as JSON in place of the table")
@@ -77,15 +75,8 @@ def run(options: argparse.Namespace) -> int:
         except ImportError as error:
             raise UsageError(f"{error} Or add --no-figures.") from error
     try:
-        if options.beside:
-            # Before the run: a wrong file should not be found out at its end.
-            beside.place_beside({"settings": settings.as_json(), "results": [], "compile_seconds": {}}, options.beside)
-        beside.take_times({"summary": {}}, options.times or ())
         with _Bar() as bar:
             document = experiment.run_table1(settings, options.out, bar.update)
-        if options.beside:
-            document = beside.place_beside(document, options.beside)
-        document = beside.take_times(document, options.times or ())
     except (experiment.SettingsError, records.ResultsError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
