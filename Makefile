@@ -18,7 +18,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 run: $(READY)    ## A small version of the paper's Table 1, with a table and figures, in under three minutes
-	$(BIN)/kqljax table1 --seeds 2 --tasks MountainCar-v0 CartPole-v0 --algorithms kql-rbf kql-linear dqn random \
+	$(BIN)/kqljax table1 --seeds 2 --tasks MountainCar-v0 CartPole-v0 --algorithms kql-rounds kql-rbf kql-linear dqn random \
 	  --episodes 20 --curve-points 0 --out results/run
 
 test: $(READY) lint types  ## All tests, with linter and type checker
@@ -43,7 +43,7 @@ release-check: $(READY) ## Builds the wheel and tries it in an empty environment
 	$(BIN)/python scripts/release_check.py
 
 table1: $(READY) ## The paper's Table 1 with 30 seeds (about an hour and a half)
-	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random \
+	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rounds kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random \
 	  --out results/table1
 
 recipe: $(READY) ## Learning in rounds: 100 seeds, fewer steps, what each part buys (three quarters of an hour; goes on where it was stopped)
@@ -53,7 +53,7 @@ times: $(READY)  ## Seconds of training a seed, everything in one go (ten minute
 	$(BIN)/python -m pip install --quiet --editable '.[sb3]'
 	$(BIN)/python benchmarks/sb3_dqn.py --seeds 1 --episodes 5 --out benchmarks/results/times_sb3.json
 	rm -rf results/times
-	$(BIN)/kqljax table1 --seeds 1 --algorithms kql-rbf kql-linear kql-greedy kql-features kql-features32 random dqn \
+	$(BIN)/kqljax table1 --seeds 1 --algorithms kql-rounds kql-rbf kql-linear kql-greedy kql-features kql-features32 random dqn \
 	  --episodes 5 --curve-points 0 --no-figures --out results/times
 	cp results/times/table1.json benchmarks/results/times.json
 

@@ -2,8 +2,8 @@
 
     algorithm = make_algorithm("kql-rbf")
     cfg = algorithm.config(task, num_steps)
-    run = algorithm.train(task, cfg, key, num_steps)
-    returns = algorithm.evaluate(task, cfg, run.state, key, num_episodes)
+    state, is_sound = algorithm.train(task, cfg, key, num_steps)
+    returns = algorithm.evaluate(task, cfg, state, key, num_episodes)
 
 Configs are pytrees whose numbers are leaves, so a compiled `train` serves every config of the same kind. The modules of
 the baselines are imported when they are asked for.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,30 +37,23 @@ class Algorithm:
     Attributes:
       name: as on the command line.
       config: (task, num_steps) -> config, a pytree.
-      train: (task, config, key, num_steps) -> run with `.state` and `.log`.
+      train: (task, config, key, num_steps) -> state, and `[]` bool: every step was learned from and every value was a number.
       evaluate: (task, config, state, key, num_episodes) -> returns `[num_episodes]`.
-      is_sound: run -> `[]` bool, every step was learned from and every value was a number.
       chunk: seeds that run side by side in one program.
       training, evaluation: rough seconds for 1000 steps and for 100 episodes of 200 steps, for the time left.
       curve: (task, config, key, num_steps, points) -> returns `[points, CURVE_EPISODES]`, or None without curves.
+      compiler_options: for its programs, or None for the compiler's own.
     """
 
     name: str
     config: Callable[[Task, int], Any]
-    train: Callable[[Task, Any, Array, int], Any]
+    train: Callable[[Task, Any, Array, int], tuple[Any, Array]]
     evaluate: Callable[[Task, Any, Any, Array, int], Array]
-    is_sound: Callable[[Any], Array]
     chunk: int
     training: float
     evaluation: float
     curve: Callable[[Task, Any, Array, int, int], Array] | None = None
-
-
-class _RoundsRun(NamedTuple):
-    """`state` is the finished policy."""
-
-    state: rounds.Policy
-    log: rounds.RunLog
+    compiler_options: dict[str, Any] | None = None
 
 
 def curve_steps(num_steps: int, points: int) -> tuple[int, ...]:
@@ -73,47 +66,32 @@ def _stages(num_steps: int) -> int:
     return max(1, min(rollout.STAGES, num_steps // 200))
 
 
-def _kql_train(task: Task, cfg: Any, key: Array, num_steps: int, dtype: Any = None) -> rollout.TrainRun:
-    return rollout.train(task, cfg, key, num_steps, dtype=dtype, stages=_stages(num_steps))
-
-
-_kql_train32 = functools.partial(_kql_train, dtype=jnp.float32)
+def _kql_train(task: Task, cfg: Any, key: Array, num_steps: int, dtype: Any = None) -> tuple[Any, Array]:
+    run = rollout.train(task, cfg, key, num_steps, dtype=dtype, stages=_stages(num_steps))
+    return run.state, jnp.all(run.log.info.is_stored & run.log.info.is_finite)
 
 
 def _kql_curve(task: Task, cfg: Any, key: Array, num_steps: int, points: int, dtype: Any = None) -> Array:
+    at = curve_steps(num_steps, points)
     return rollout.train(
-        task,
-        cfg,
-        key,
-        num_steps,
-        dtype=dtype,
-        stages=_stages(num_steps),
-        eval_at=curve_steps(num_steps, points),
-        eval_episodes=CURVE_EPISODES,
+        task, cfg, key, num_steps, dtype=dtype, stages=_stages(num_steps), eval_at=at, eval_episodes=CURVE_EPISODES
     ).curve
 
 
-_kql_curve32 = functools.partial(_kql_curve, dtype=jnp.float32)
+# Functions of the module: rows that share them share their programs.
+_IN: dict[str, tuple[Any, Any]] = {
+    "float64": (_kql_train, _kql_curve),
+    "float32": (functools.partial(_kql_train, dtype=jnp.float32), functools.partial(_kql_curve, dtype=jnp.float32)),
+}
 
 
-def _kql_is_sound(run: Any) -> Array:
-    return jnp.all(run.log.info.is_stored & run.log.info.is_finite)
-
-
-def _kql(name: str, config: Callable[[Task, int], Any]) -> Algorithm:
+def _kql(
+    name: str, config: Callable[[Task, int], Any], dtype: str = "float64", training: float = 0.6, evaluation: float = 1.5
+) -> Algorithm:
+    train, curve = _IN[dtype]
     # One seed at a time: its products already fill the cores, and batched ones are slower on the CPU
     # (two seeds side by side took four times as long as one).
-    return Algorithm(
-        name,
-        config,
-        _kql_train,
-        rollout.evaluate,
-        _kql_is_sound,
-        chunk=1,
-        training=0.6,
-        evaluation=1.5,
-        curve=_kql_curve,
-    )
+    return Algorithm(name, config, train, rollout.evaluate, 1, training, evaluation, curve)
 
 
 FEATURE_TOLERANCE = 1e-6
@@ -129,29 +107,15 @@ def _feature_config(task: Task, num_steps: int) -> Any:
     return task.config(horizon=num_steps, features=_features_of(task.name, task.eta))
 
 
-def _kql_features(name: str, is_single: bool) -> Algorithm:
-    return Algorithm(
-        name,
-        _feature_config,
-        _kql_train32 if is_single else _kql_train,
-        rollout.evaluate,
-        _kql_is_sound,
-        chunk=1,
-        training=0.3,
-        evaluation=0.3,
-        curve=_kql_curve32 if is_single else _kql_curve,
-    )
-
-
 def _rounds() -> Algorithm:
-    def train(task: Task, cfg: rounds.Recipe, key: Array, num_steps: int) -> _RoundsRun:
+    def train(task: Task, cfg: rounds.Recipe, key: Array, num_steps: int) -> tuple[rounds.Policy, Array]:
         run = rounds.train(key, task, cfg, num_steps=num_steps)
-        return _RoundsRun(run.policy, run.log)
+        return run.policy, jnp.all(run.log.rounds.is_finite) & jnp.all(run.log.action >= 0)
 
     def curve(task: Task, cfg: rounds.Recipe, key: Array, num_steps: int, points: int) -> Array:
-        # A run does not know how long it will be: its first steps are the run of fewer steps.
-        train_key, eval_key = jax.random.split(key)
-        found = rounds.train(train_key, task, cfg, num_steps=num_steps).transitions
+        # A run does not know how long it will be: what its first transitions make is the policy of a shorter run.
+        found = rounds.train(key, task, cfg, num_steps=num_steps).transitions
+        eval_key = jax.random.fold_in(key, num_steps + 1)  # beyond those of the steps
 
         def returns(at: Array) -> Array:
             policy = rounds.fit(None, cfg, dataclasses.replace(found, count=at)).policy
@@ -164,60 +128,44 @@ def _rounds() -> Algorithm:
         lambda task, num_steps: rounds.DEFAULT,
         train,
         lambda task, cfg, policy, key, num_episodes: rounds.evaluate(key, task, policy, num_episodes),
-        lambda run: jnp.all(run.log.rounds.is_finite) & jnp.all(run.log.action >= 0),
         chunk=1,
         training=1.0,
         evaluation=0.3,
         curve=curve,
+        compiler_options=rounds.CPU_COMPILER_OPTIONS if jax.default_backend() == "cpu" else None,
     )
 
 
 def _dqn() -> Algorithm:
     from kqljax.baselines import dqn
 
-    return Algorithm(
-        "dqn",
-        lambda task, num_steps: dqn.default_config(task),
-        dqn.train,
-        dqn.evaluate,
-        lambda run: jnp.all(run.log.is_finite),
-        # Four seeds side by side took as long as four in a row, and an interrupted run loses one chunk.
-        chunk=1,
-        training=20.0,
-        evaluation=0.05,
-    )
+    def train(task: Task, cfg: Any, key: Array, num_steps: int) -> tuple[Any, Array]:
+        run = dqn.train(task, cfg, key, num_steps)
+        return run.state, jnp.all(run.log.is_finite)
+
+    # Four seeds side by side took as long as four in a row, and an interrupted run loses one chunk.
+    return Algorithm("dqn", lambda task, num_steps: dqn.default_config(task), train, dqn.evaluate, 1, 20.0, 0.05)
 
 
 def _kovi() -> Algorithm:
     from kqljax.baselines import kovi
 
-    return Algorithm(
-        "kovi",
-        kovi.default_config,
-        kovi.train,
-        kovi.evaluate,
-        lambda run: jnp.all(run.log.is_finite | ~run.log.is_taken),
-        # Its plans are products that fill the cores, as KQL's.
-        chunk=1,
-        training=8.0,
-        evaluation=0.4,
-    )
+    def train(task: Task, cfg: Any, key: Array, num_steps: int) -> tuple[Any, Array]:
+        run = kovi.train(task, cfg, key, num_steps)
+        return run.state, jnp.all(run.log.is_finite | ~run.log.is_taken)
+
+    # Its plans are products that fill the cores, as KQL's.
+    return Algorithm("kovi", kovi.default_config, train, kovi.evaluate, 1, 8.0, 0.4)
 
 
 def _random() -> Algorithm:
     from kqljax.baselines import random
 
+    def train(task: Task, cfg: Any, key: Array, num_steps: int) -> tuple[Any, Array]:
+        return random.train(task, cfg, key, num_steps).state, jnp.ones((), bool)
+
     # Hardly any work a seed: many at once save the time between calls.
-    return Algorithm(
-        "random",
-        lambda task, num_steps: random.default_config(task),
-        random.train,
-        random.evaluate,
-        lambda run: jnp.ones((), bool),
-        chunk=10,
-        training=0.0,
-        evaluation=0.01,
-    )
+    return Algorithm("random", lambda task, num_steps: random.default_config(task), train, random.evaluate, 10, 0.0, 0.01)
 
 
 OF_RECIPE = {"paper": "kql-rbf", "default": "kql-rounds"}
@@ -228,8 +176,8 @@ _MAKERS: dict[str, Callable[[], Algorithm]] = {
     "kql-rounds": _rounds,
     "kql-linear": lambda: _kql("kql-linear", lambda task, num_steps: task.config(kernel=Linear(), horizon=num_steps)),
     "kql-greedy": lambda: _kql("kql-greedy", lambda task, num_steps: task.config(horizon=num_steps, beta=0.0)),
-    "kql-features": lambda: _kql_features("kql-features", is_single=False),
-    "kql-features32": lambda: _kql_features("kql-features32", is_single=True),
+    "kql-features": lambda: _kql("kql-features", _feature_config, "float64", 0.3, 0.3),
+    "kql-features32": lambda: _kql("kql-features32", _feature_config, "float32", 0.3, 0.3),
     "dqn": _dqn,
     "kovi": _kovi,
     "random": _random,

@@ -31,24 +31,6 @@ def few_columns(matrix: Array, columns: Array) -> Array:
     return dot(matrix, pad(columns, -width % 4, 1))[:, :width]
 
 
-@jax.custom_batching.sequential_vmap
-def cholesky(matrix: Array) -> Array:
-    """Cholesky factor of one matrix, and of many one after the other: LAPACK's batched calls wait for ever (jax 0.10) where two
-    CPU devices make them at once."""
-    return jnp.linalg.cholesky(matrix)
-
-
-def squared_distances(x: Array, y: Array, scale: Array | float = 1.0) -> Array:
-    """sum_i scale_i (x_i - y_i)^2 `[n, m]` between rows `[n, l]` and `[m, l]`, as one product.
-
-    The differences themselves are more exact in float32 (7e-8 against 5e-5 near one): this is for models and values, not for
-    the Gram matrix of Algorithm 1.
-    """
-    root = jnp.sqrt(jnp.asarray(scale, x.dtype))
-    x, y = x * root, y * root
-    return jnp.maximum(jnp.sum(x**2, axis=-1)[:, None] + jnp.sum(y**2, axis=-1) - 2.0 * dot(x, y.T), 0.0)
-
-
 def pad(array: Array, more: int, *axes: int) -> Array:
     """The array with `more` zeros at the end of each of the axes."""
     if not more:

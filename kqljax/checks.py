@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kqljax.errors import describe, first_bad, is_known
-from kqljax.kernels import Kernel, Pair, num_terms
+from kqljax.kernels import Kernel, num_terms, self_kernel
 
 if TYPE_CHECKING:
     from kqljax.config import KQLConfig
@@ -75,22 +75,21 @@ def check_static(cfg: KQLConfig) -> None:
             "Make one with kqljax.features, for example features.auto(kernel, task)."
         )
     cfg.features.check(cfg.kernel, None, cfg.num_actions)
-    whole_number("refresh_every", cfg.refresh_every, 1, "1 keeps the table up to date at every step.")
     if cfg.refresh_rows is not None:
         whole_number("refresh_rows", cfg.refresh_rows, 1, "None brings all rows up to date.")
     if cfg.memory is not None:
         whole_number("memory", cfg.memory, 1, "None keeps all transitions.")
     if cfg.eviction not in EVICTIONS:
         raise ValueError(f"eviction must be one of {', '.join(map(repr, EVICTIONS))}, got {describe(cfg.eviction)}.")
-    if cfg.backups > 1 and (cfg.refresh_every > 1 or cfg.refresh_rows is not None):
+    if cfg.backups > 1 and cfg.refresh_rows is not None:
         raise ValueError(
-            f"backups={cfg.backups} goes over the whole table at every step, which refresh_every and refresh_rows are there "
-            "to avoid: use one or the other."
+            f"backups={cfg.backups} goes over the whole table at every step, which refresh_rows is there to avoid: use one or "
+            "the other."
         )
 
 
 def _check_exact_options(cfg: KQLConfig) -> None:
-    for name, default in (("refresh_every", 1), ("refresh_rows", None), ("memory", None), ("eviction", "oldest")):
+    for name, default in (("refresh_rows", None), ("memory", None), ("eviction", "oldest")):
         if getattr(cfg, name) != default:
             raise ValueError(
                 f"{name}={getattr(cfg, name)!r} is an option of the weight-space engine: give features= too, for example "
@@ -180,14 +179,9 @@ def _self_kernels(cfg: KQLConfig, obs_dim: int) -> np.ndarray:
         points = np.random.default_rng(0).uniform(-1, 1, (16, obs_dim))
         points[0], points[1], points[2:8] = 0.0, 1.0, np.sign(points[2:8])
 
-    def own(obs: Array, action: Array) -> Array:
-        return cfg.kernel.evaluate(Pair(obs, action), Pair(obs, action))
-
     # The config is known, but kql_init may be called while something else is traced.
     with jax.ensure_compile_time_eval():
-        actions = jnp.eye(cfg.num_actions)
-        over_actions = jax.vmap(own, in_axes=(None, 0))
-        values = jax.vmap(over_actions, in_axes=(0, None))(jnp.asarray(points, actions.dtype), actions)
+        values = jax.vmap(lambda obs: self_kernel(cfg.kernel, obs, cfg.num_actions))(jnp.asarray(points, widest_float()))
     if values.ndim != 2:
         return np.ones(1)
     found = np.asarray(values, np.float64)

@@ -18,7 +18,7 @@ from kqljax.pytrees import register
 TIE_BREAKS = ("first", "random")
 EVICTIONS = ("oldest", "reservoir")
 
-_STATIC = ("num_actions", "horizon", "backups", "tie_break", "refresh_every", "refresh_rows", "memory", "eviction")
+_STATIC = ("num_actions", "horizon", "backups", "tie_break", "refresh_rows", "memory", "eviction")
 
 
 @functools.partial(register, static=_STATIC)
@@ -42,8 +42,7 @@ class KQLConfig:
       tie_break: "first" or "random", which of several maximal actions is taken (static).
       features: a map of `kqljax.features`, which selects the weight-space engine; None is the exact one. What follows is for
         long runs with features only, static, and to be kept for a whole run; docs/features.md says what each trades.
-      refresh_every: table rows and targets are brought up to date at every k-th step only.
-      refresh_rows: and only this many rows of it, drawn at random; None is all of them.
+      refresh_rows: table rows and targets brought up to date at a step, drawn at random; None is all of them.
       memory: transitions kept, whose targets still change; older ones stay in the regression with the last target they
         had. None keeps all `horizon`.
       eviction: "oldest" or "reservoir" (a uniform sample), which transition leaves a full memory.
@@ -64,7 +63,6 @@ class KQLConfig:
     backups: int = 1
     tie_break: str = "first"
     features: FeatureMap | None = None
-    refresh_every: int = 1
     refresh_rows: int | None = None
     memory: int | None = None
     eviction: str = "oldest"
@@ -135,7 +133,7 @@ class KQLConfig:
     @property
     def is_lazy(self) -> bool:
         """Whether parts of the table wait for their turn."""
-        return self.refresh_every > 1 or self.refresh_rows is not None
+        return self.refresh_rows is not None
 
     @property
     def capacity(self) -> int:

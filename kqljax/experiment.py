@@ -66,7 +66,7 @@ class Table1Settings:
       steps: environment steps of training.
       episodes: evaluation episodes after training.
       tuning: allows seeds below 1000.
-      curve_points: points of a learning curve; 0 for none. Only KQL with the Gaussian kernel, of either recipe, has curves.
+      curve_points: points of a learning curve; 0 for none. Only kql-rbf and kql-rounds have curves.
       curve_seeds: how many of the seeds get a curve. A curve costs a second, untimed training with evaluations in it.
     """
 
@@ -138,14 +138,16 @@ class Programs:
     def __init__(self) -> None:
         self._programs: dict[Any, Any] = {}
 
-    def get(self, name: Any, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+    def get(
+        self, name: Any, function: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None
+    ) -> tuple[Any, float]:
         """The program of `function` for arguments like `args`, and the seconds it took to make (0 where it was there)."""
         leaves, tree = jax.tree.flatten(args)
         place = (name, tree, tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves))
         if place in self._programs:
             return self._programs[place], 0.0
         start = time.perf_counter()
-        self._programs[place] = jax.jit(function).lower(*args).compile()
+        self._programs[place] = jax.jit(function).lower(*args).compile(options)
         return self._programs[place], time.perf_counter() - start
 
 
@@ -154,7 +156,7 @@ class ChunkResult(NamedTuple):
 
     Attributes:
       returns: `[C, episodes]` raw returns.
-      is_sound: `[C]` bool, see `Algorithm`.
+      is_sound: `[C]` bool, see `Algorithm.train`.
       seconds: of training, a seed.
       evaluation_seconds: a seed.
       compile_seconds: of both programs.
@@ -176,19 +178,16 @@ def run_chunk(
     train_keys, eval_keys = keys[:, 0], keys[:, 1]
 
     def train(task: Task, cfg: Any, keys: Array) -> Any:
-        def one(key: Array) -> Any:
-            run = algorithm.train(task, cfg, key, num_steps)
-            return run.state, algorithm.is_sound(run)
-
-        return _over_seeds(one, keys)
+        return _over_seeds(lambda key: algorithm.train(task, cfg, key, num_steps), keys)
 
     def evaluate(task: Task, cfg: Any, states: Any, keys: Array) -> Array:
         return _over_seeds(lambda state, key: algorithm.evaluate(task, cfg, state, key, num_episodes), states, keys)
 
-    train_program, compile_train = programs.get((algorithm.train, num_steps), train, task, cfg, train_keys)
+    options = algorithm.compiler_options
+    train_program, compile_train = programs.get((algorithm.train, num_steps), train, task, cfg, train_keys, options=options)
     (states, is_sound), train_seconds = _timed(train_program, task, cfg, train_keys)
     args = (task, cfg, states, eval_keys)
-    eval_program, compile_eval = programs.get((algorithm.evaluate, num_episodes), evaluate, *args)
+    eval_program, compile_eval = programs.get((algorithm.evaluate, num_episodes), evaluate, *args, options=options)
     returns, eval_seconds = _timed(eval_program, *args)
     return ChunkResult(
         returns=np.asarray(returns, np.float64),
@@ -345,7 +344,10 @@ def _do_curve(work: Work, settings: Table1Settings, document: records.Document, 
     key = jax.random.split(jax.random.key(work.seeds[0]))[0]
     steps, points = settings.steps, settings.curve_points
     program, _ = programs.get(
-        (make_curve, steps, points), lambda task, cfg, key: make_curve(task, cfg, key, steps, points), task, cfg, key
+        (make_curve, steps, points),
+        lambda task, cfg, key: make_curve(task, cfg, key, steps, points),
+        *(task, cfg, key),
+        options=algorithm.compiler_options,
     )
     returns = np.asarray(program(task, cfg, key), np.float64)
     document["curves"].append(

@@ -382,6 +382,12 @@ def num_terms(kernel: Kernel, obs_dim: int, num_actions: int) -> int:
     return jax.eval_shape(lambda: kernel.mixing(obs_dim, num_actions, jnp.float32)).scale.shape[0]
 
 
+def self_kernel(kernel: Kernel, obs: Array, num_actions: int) -> Array:
+    """k(x, x) `[A]` of one state `[l]` with every action."""
+    every_action = jnp.eye(num_actions, dtype=obs.dtype)
+    return jax.vmap(lambda action: kernel.evaluate(Pair(obs, action), Pair(obs, action)))(every_action)
+
+
 def gram(kernel: Kernel, rows: Pair, columns: Pair) -> Array:
     """Kernel matrix `[N, M]` of N row pairs and M column pairs (fields `[N, l]`, `[N, A]`)."""
     return jax.vmap(lambda x: jax.vmap(lambda y: kernel.evaluate(x, y))(columns))(rows)

@@ -251,7 +251,7 @@ def _learn(
     )
     if cfg.is_lazy:
         # After the new row was written: reading others before would make XLA copy the arrays at every step.
-        state = _catch_up(cfg, state, learned.is_stored)
+        state = _refresh_rows(cfg, state, learned.is_stored)
     for _ in range(cfg.backups - 1):
         state = _backup(cfg, state, learned.is_stored)
 
@@ -263,7 +263,6 @@ def _learn(
         residual=jnp.where(learned.is_stored, learned.residual, 0.0),
         width=jnp.sqrt(learned.width_sq),
         feature_error=learned.feature_error,
-        is_basis_full=learned.is_basis_full,
     )
     if query is None:
         return state, info, None
@@ -308,20 +307,11 @@ def targets_from(cfg: KQLConfig, reward: Array, terminated: Array, q_tilde: Arra
 # Lazy tables ---------------------------------------------------------------------------------------------------------
 
 
-def _catch_up(cfg: KQLConfig, state: KQLState, is_wanted: Array) -> KQLState:
-    """Lines 10-14 and 18-22 for some rows of the table, or for all of them at some steps."""
-    rows = state.capacity if cfg.refresh_rows is None else min(cfg.refresh_rows, state.capacity)
-    next_slot = state.posterior.next_slot
-    if cfg.refresh_every == 1:
-        return _refresh_rows(cfg, state, rows, is_wanted)
-    # The next slot is the same for all seeds of a vmap, so that the branch stays one.
-    is_due = next_slot % cfg.refresh_every == 0
-    return jax.lax.cond(is_due, lambda state: _refresh_rows(cfg, state, rows, is_wanted), lambda state: state, state)
-
-
-def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int, is_wanted: Array) -> KQLState:
-    """Q-hat, width, Q-tilde and target of `rows` neighbouring rows, drawn at random, from the posterior as it is."""
-    posterior, table = state.posterior, state.table
+def _refresh_rows(cfg: KQLConfig, state: KQLState, is_wanted: Array) -> KQLState:
+    """Lines 10-14 and 18-22 for some neighbouring rows of the table, drawn at random, from the posterior as it is."""
+    assert cfg.features is not None
+    assert cfg.refresh_rows is not None
+    posterior, table, rows = state.posterior, state.table, min(cfg.refresh_rows, state.capacity)
     if rows < state.capacity:
         stored = jnp.minimum(posterior.next_slot, state.capacity)
         # A key of the library's own: which rows are looked at has nothing to do with the run's random numbers. The block may
@@ -335,14 +325,16 @@ def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int, is_wanted: Array) 
     def cut(array: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(array, start, rows)
 
-    def cut_features(array: Array) -> Array:
+    def take(array: Array) -> Array:
         # A gather: XLA would merge a slice with the write before it, and copy the large array for that.
         return jnp.take(array, start + jnp.arange(rows), axis=0, mode="clip")
 
     def put(array: Array, part: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(array, jnp.where(is_wanted, part, cut(array)), start, 0)
 
-    mean, width_sq = weights.at_features(condensed, cut_features(table.psi))
+    psi = take(table.psi)
+    mean, width_sq = weights.at_features(condensed, psi)
+    width_sq = width_sq + jax.vmap(cfg.features.residual)(take(table.obs), psi) / cfg.lam
     q_tilde = optimistic(cfg, mean, width_sq)
     action = cut(posterior.action)
     is_taken = jnp.sum(action, axis=-1) > 0
@@ -350,7 +342,7 @@ def _refresh_rows(cfg: KQLConfig, state: KQLState, rows: int, is_wanted: Array) 
     change = jnp.where(is_wanted, targets - cut(posterior.targets), 0.0)[:, None] * action
     return state._replace(
         posterior=posterior._replace(
-            targets=put(posterior.targets, targets), moment=posterior.moment + dot(cut_features(posterior.psi).T, change)
+            targets=put(posterior.targets, targets), moment=posterior.moment + dot(take(posterior.psi).T, change)
         ),
         table=table._replace(mean=put(table.mean, mean), width_sq=put(table.width_sq, width_sq)),
         q_tilde=put(state.q_tilde, q_tilde),

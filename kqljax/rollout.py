@@ -153,12 +153,6 @@ def begin(task: Task, cfg: KQLConfig, keys: RunKeys, dtype: Any, capacity: int) 
 
 def advance(task: Task, cfg: KQLConfig, carry: Carry, key: Array) -> tuple[Carry, TrainLog]:
     """One step of the environment and of Algorithm 1, and the next action. `cfg` is in the dtype of the state."""
-    carry, log, _ = advance_and_tell(task, cfg, carry, key)
-    return carry, log
-
-
-def advance_and_tell(task: Task, cfg: KQLConfig, carry: Carry, key: Array) -> tuple[Carry, TrainLog, Transition]:
-    """`advance`, with the transition it learned from, which the state does not keep whole."""
     env_key, act_key = jax.random.split(key)
     # An action of -1 says that a value was not a number. The environment cannot take it; kql_step will refuse it.
     step = task.step(env_key, carry.env_state, jnp.maximum(carry.action, 0))
@@ -167,8 +161,7 @@ def advance_and_tell(task: Task, cfg: KQLConfig, carry: Carry, key: Array) -> tu
     episode_return = carry.episode_return + step.raw_reward
     log = TrainLog(carry.action, step.raw_reward, step.terminated, step.truncated, episode_return, info)
     is_over = step.terminated | step.truncated
-    carry = Carry(state, step.env_state, step.obs, action, jnp.where(is_over, 0.0, episode_return))
-    return carry, log, transition
+    return Carry(state, step.env_state, step.obs, action, jnp.where(is_over, 0.0, episode_return)), log
 
 
 def step_keys(keys: RunKeys, start: Any, count: int) -> Array:

@@ -88,8 +88,8 @@ class KQLInfo(NamedTuple):
       is_finite: `[]` bool, every Q-tilde in the table and the residual are finite numbers.
       residual: `[]` |(K + lam I) alpha - y| at the new pair, in units of value; a certificate of the arithmetic.
       width: `[]` Gamma-hat_t at the new pair before it was stored.
-      feature_error: `[]` how far the features are from the kernel at the states of this step; 0 in the exact engine.
-      is_basis_full: `[]` bool, an online dictionary had no room for a state of this step.
+      feature_error: `[]` largest part of k(x, x) that the features leave out at the states of this step, which the widths count
+        as not known; 0 in the exact engine.
 
     Examples:
       >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
@@ -107,4 +107,3 @@ class KQLInfo(NamedTuple):
     residual: Array
     width: Array
     feature_error: Array
-    is_basis_full: Array

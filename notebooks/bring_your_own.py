@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Bring your own environment and kernel
 #
-# KQL learns in any gymnasium environment whose observations are vectors, and with any positive definite kernel you can write
-# down for two single pairs.
+# The agent learns in any gymnasium environment whose observations are vectors. By default it fits its kernel to the
+# transitions. Algorithm 1 of the paper learns with any positive definite kernel that you can write down for two single pairs.
 
 # %%
 import os
@@ -60,10 +60,24 @@ class Ring(gymnasium.Env):
 env = gymnasium.wrappers.TimeLimit(Ring(), 60)
 
 # %% [markdown]
+# ## The observation
+#
+# On a ring 0 and 2π are the same place, which a Gaussian kernel does not know: there the angle jumps. With cosine and sine in
+# place of the angle nothing jumps, and the agent needs no more.
+
+
+# %%
+def on_circle(obs):
+    return np.array([np.cos(obs[0]), np.sin(obs[0])])
+
+
+circle = gymnasium.wrappers.TransformObservation(env, on_circle, spaces.Box(-1.0, 1.0, (2,), np.float64))
+
+# %% [markdown]
 # ## A kernel
 #
-# On a ring 0 and 2π are the same place, which the Gaussian kernel does not know. A kernel is one method for two single pairs;
-# its fields are parameters, which can be swept without a new compile. The observation comes in [-1, 1], the action one-hot.
+# The other way is a kernel that knows the ring, with Algorithm 1. A kernel is one method for two single pairs; its fields are
+# parameters, which can be swept without a new compile. The observation comes in [-1, 1], the action one-hot.
 
 
 # %%
@@ -77,8 +91,9 @@ class Periodic(kqljax.Kernel):
 
 STEPS = 60 if SHORT else 300
 agents = {
-    "periodic": kqljax.KQL(env, kernel=Periodic(), reward_range=(0, 1), seed=0),
-    "RBF": kqljax.KQL(env, kernel=kqljax.RBF(eta=2.0), reward_range=(0, 1), seed=0),
+    "rounds": kqljax.KQL(circle, reward_range=(0, 1), seed=0),
+    "periodic": kqljax.KQL(env, recipe="paper", kernel=Periodic(), reward_range=(0, 1), seed=0),
+    "RBF": kqljax.KQL(env, recipe="paper", kernel=kqljax.RBF(eta=2.0), reward_range=(0, 1), seed=0),
 }
 for name, agent in agents.items():
     agent.learn(STEPS)
@@ -87,10 +102,10 @@ for name, agent in agents.items():
 # %%
 angles = np.linspace(0, 2 * np.pi, 200)
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, layout="constrained")
-for panel, (name, agent) in zip(panels, agents.items(), strict=True):
-    believed = agent.posterior(angles[:, None])
+for panel, name in zip(panels, ("periodic", "RBF"), strict=True):
+    optimistic = agents[name].beliefs(angles[:, None]).optimistic
     for action, colour in enumerate(("#0072B2", "#7A7A7A", "#D55E00")):
-        panel.plot(angles, believed.q_tilde[:, action], color=colour, label=("back", "stay", "on")[action])
+        panel.plot(angles, optimistic[:, action], color=colour, label=("back", "stay", "on")[action])
     panel.axvline(2.5, color="black", lw=0.8, ls="--")
     panel.set(title=f"{name}: Q̃ of each action", xlabel="angle (dashed: the charger)")
 panels[0].legend(frameon=False)
@@ -111,7 +126,8 @@ print("smallest eigenvalue:", float(np.linalg.eigvalsh(np.asarray(gram(Periodic(
 #
 # - Does the observation hold what matters? A kernel sees nothing else.
 # - Are the bounds right? `agent.obs_bounds` should fit the states that are visited; give `obs_bounds=` where they do not.
-# - Is an end good or bad? After it the agent counts on raw reward 0 for ever; `terminal_value=` says otherwise.
-# - Is the reward rare? One reward of 1 an episode is little beside 1/(1 − γ) = 33, which the agent hopes for at first. A
-#   smaller `beta=` gives up hope sooner: FrozenLake without slipping is solved in 600 steps with 0.02, not with the default.
-# - Too smooth a kernel cannot tell good from bad nearby, too narrow a one has to visit every place: try other widths.
+# - Is an end good or bad? After it the agent counts on raw reward 0 for ever; `end_value=` says otherwise.
+# - Algorithm 1: is the reward rare? One reward of 1 an episode is little beside 1/(1 − γ), which it expects of the unknown at
+#   first. A smaller `beta` of a `KQLConfig` ends exploration sooner.
+# - Algorithm 1: too smooth a kernel cannot tell good from bad nearby, too narrow a one has to visit every place: try other
+#   widths.

@@ -33,30 +33,34 @@ agent = kqljax.KQL("MountainCar-v0", seed=0)
 agent.learn(120 if SHORT else 1000)
 
 # %%
-returns = agent.evaluate(2 if SHORT else 20)
-print(f"{agent}\nmean return over {len(returns)} new episodes: {returns.mean():.1f}")
+found = agent.evaluate(2 if SHORT else 20)
+print(f"{agent}\n{found}")
 
 # %% [markdown]
-# `predict` is that of Stable-Baselines3, so the agent also goes into its `evaluate_policy`. `q_values` are the optimistic
-# values the agent maximises, on a scale where every step pays between 0 and 1.
+# `predict` is that of Stable-Baselines3, so the agent also goes into its `evaluate_policy`. `beliefs` has the mean and the
+# spread of an ensemble of kernel widths, which `predict` acts by, and the optimistic values that the agent explores by. Every
+# step pays between 0 and 1; the ensemble discounts with 0.99, optimism with 0.97.
 
 # %%
 obs = np.array([-0.5, 0.0])
 action, _ = agent.predict(obs, deterministic=True)
-print("action:", action, " values:", agent.q_values(obs).round(3))
+believed = agent.beliefs(obs)
+print("action:", action)
+print("mean:", believed.mean.round(2), " spread:", believed.spread.round(2), " optimistic:", believed.optimistic.round(2))
 
 # %% [markdown]
-# What it believes: value, bonus and policy over position and velocity, with one episode drawn on them. Where the car has
-# been the bonus is small; where it has not, the unknown is worth a visit.
+# What it believes: value, spread and policy over position and velocity, with one episode drawn on them. Where the car has been
+# the members of the ensemble agree.
 
 # %%
-(episode,) = episodes.run(agent, gymnasium.make("MountainCar-v0"), 1, seed=1)
+(episode,) = episodes.run(agent, [gymnasium.make("MountainCar-v0")], 1, seed=1, max_steps=None)
 maps.draw_maps(agent, episode=episode)
 
 # %% [markdown]
-# ## The value as it learns
+# ## Optimism as it learns
 #
-# A callback is called after every step. This one keeps a picture of the value at four moments.
+# A callback is called after every step. This one keeps a picture of the optimistic value at four moments. Asking for it fits
+# the policy to the transitions so far, so it asks rarely.
 
 # %%
 moments = (10, 40, 80, 120) if SHORT else (100, 250, 500, 1000)
@@ -68,7 +72,8 @@ pictures = {}
 
 def keep(agent, step):
     if step.num_timesteps in moments:
-        pictures[step.num_timesteps] = agent.q_values(grid).max(axis=1).reshape(position.shape), agent.history["obs"].copy()
+        value = agent.beliefs(grid).optimistic.max(axis=1)
+        pictures[step.num_timesteps] = value.reshape(position.shape), agent.history["obs"]
 
 
 kqljax.KQL("MountainCar-v0", seed=0).learn(moments[-1], callback=keep)
@@ -82,9 +87,9 @@ panels[0].set_ylabel("velocity")
 plt.show()
 
 # %% [markdown]
-# At first everything is worth the most there is, 33.3: optimism. The kernel is mostly wide, so steps without reward soon pull
-# the value down everywhere, but most where the car has been. What little is left elsewhere draws it outwards, until it finds
-# the flag. From there the true value spreads backwards.
+# At first the optimistic value is 33.3 everywhere, the largest there is. Steps without reward pull it down where the car has
+# been and, because the kernel is wide, around it. What is left farther out draws the car outwards, until it finds the flag.
+# From there the true value spreads backwards. Until a first end is stored, the values are not cut off at 33.3.
 #
 # ## Keep it
 

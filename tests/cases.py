@@ -52,28 +52,6 @@ def _cosine(weight):
     return kernel
 
 
-def _two_scale(etas, eta_action, share, ratio):
-    def kernel(x, y, length):
-        states = _squared(x[:, :length] * np.sqrt(etas), y[:, :length] * np.sqrt(etas))
-        actions = np.exp(-eta_action * _squared(x[:, length:], y[:, length:]))
-        return ((1 - share) * np.exp(-states / ratio) + share * np.exp(-states)) * actions
-
-    return kernel
-
-
-def _afterstate(effect, inner):
-    def kernel(x, y, length):
-        def moved(points):
-            return np.concatenate([points[:, :length] + points[:, length:] @ effect, points[:, length:]], axis=1)
-
-        return inner(moved(x), moved(y), length)
-
-    return kernel
-
-
-EFFECT = np.array([[0.3, -0.1], [0.0, 0.2], [-0.3, 0.0]])
-
-
 def _both(left, right, combine):
     return lambda x, y, length: combine(left(x, y, length), right(x, y, length))
 
@@ -84,12 +62,6 @@ def _half_of_each(left, right):
 
 KERNELS = {
     "rbf": (kqljax.RBF(eta=0.3), _rbf(0.3), 1),
-    "two scales": (
-        kqljax.TwoScale(eta=np.array([0.5, 2.0]), eta_action=0.1, share=0.2, ratio=5.0),
-        _two_scale([0.5, 2.0], 0.1, 0.2, 5.0),
-        1,
-    ),
-    "afterstate": (kqljax.Afterstate(kqljax.RBF(eta=0.3), effect=EFFECT), _afterstate(EFFECT, _rbf(0.3)), 3),
     "linear": (kqljax.Linear(), _linear, 1),
     "matern32": (kqljax.Matern32(length_scale=0.8), _matern32(0.8), 2),
     "matern52": (kqljax.Matern52(length_scale=1.5), _matern52(1.5), 2),

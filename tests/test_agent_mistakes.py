@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from agents import STEPS, Line
+from agents import BOUNDS, Line
 from gymnasium import spaces
 
 import kqljax
@@ -57,15 +57,18 @@ def test_what_is_no_environment():
         ({"obs_bounds": (1.0, -1.0)}, "low below high"),
         ({"reward_range": (1, 0)}, "lowest < highest"),
         ({"reward_range": "guess"}, "or 'estimate'"),
-        ({"reward_range": (1, 2)}, "give terminal_value="),
-        ({"gamma": 1.0}, "gamma must be"),
-        ({"horizon": 0}, "horizon must be at least 1"),
+        ({"reward_range": (1, 2)}, "give end_value="),
+        ({"end_value": 20.0}, r"end_value must be in \[0, 1\].*share of the largest value.*got 20.0"),
+        ({"end_value": "none"}, r"end_value must be in \[0, 1\]"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"seed": 1.5}, "seed must be a whole number"),
-        ({"dtype": "float32"}, "the exact engine cannot keep its factor in float32"),
-        ({"kernel": "rbf"}, "kernel must be a kqljax kernel"),
-        ({"features": "many"}, "features must be a feature map"),
-        ({"memory": 10}, "option of the weight-space engine"),
+        ({"recipe": "paper", "reward_range": (1, 2)}, "give end_value="),
+        ({"recipe": "paper", "gamma": 1.0}, "gamma must be"),
+        ({"recipe": "paper", "gamma": "much"}, "gamma must be a real number"),
+        ({"recipe": "paper", "horizon": 0}, "horizon must be at least 1"),
+        ({"recipe": "paper", "kernel": "rbf"}, "kernel must be a kqljax kernel"),
+        ({"recipe": "paper", "features": "many"}, "features must be a feature map"),
+        ({"recipe": kqljax.rounds.Recipe(gamma=1.0)}, r"gamma must be in \[0, 1\)"),
     ],
 )
 def test_options(options, words):
@@ -73,22 +76,53 @@ def test_options(options, words):
         KQL("Pendulum-v1", **options)
 
 
-def test_an_option_that_does_not_exist():
-    with pytest.raises(TypeError, match="learning_rate"):
-        KQL("MountainCar-v0", learning_rate=1e-3)
+CONFIG = kqljax.KQLConfig(kernel=kqljax.RBF(), num_actions=3, horizon=100)
+GIVEN = {
+    "kernel": kqljax.RBF(eta=0.02),
+    "gamma": 0.9,
+    "features": kqljax.features.taylor(kqljax.RBF(eta=1.0), 3, 3, 0.1),
+    "horizon": 100,
+}
 
 
-def test_rewards_out_of_the_stated_range():
-    agent = KQL(Line(reward=lambda place, is_end: float(place)), reward_range=(-1, 1), horizon=STEPS, seed=0)
-    with pytest.raises(ValueError, match=r"paid -2, which is out of reward_range=\(-1, 1\).*reward_range=\(-2, 1\)"):
-        agent.learn(STEPS)
-    # Nothing false was learned, and the agent can be asked.
-    assert agent.num_timesteps == 1 and agent.q_values(np.zeros(1)).shape == (2,)
+@pytest.mark.parametrize("recipe", ["default", kqljax.rounds.Recipe(gamma=0.9)])
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("kernel", "kernel: learning in rounds fits its kernel.*recipe='paper'"),
+        ("gamma", r"gamma: .*recipe=dataclasses.replace\(kqljax.rounds.DEFAULT, gamma=0.95, finish_gamma=0.98\).*'paper'"),
+        ("features", r"features: .*recipe=dataclasses.replace\(kqljax.rounds.DEFAULT, centres=256\).*recipe='paper'"),
+        ("horizon", "horizon: .*leave it out, or give recipe='paper'"),
+    ],
+)
+def test_what_learning_in_rounds_does_not_take(recipe, name, words):
+    with pytest.raises(ValueError, match=words):
+        KQL("Pendulum-v1", recipe=recipe, **{name: GIVEN[name]})
+    assert KQL("Pendulum-v1", recipe="paper", **{name: GIVEN[name]}).num_timesteps == 0
 
 
-def test_numbers_that_are_none():
-    with pytest.raises(ValueError, match="a reward that is not a finite number"):
-        KQL(Line(reward=lambda place, is_end: np.nan), seed=0).learn(5)
+@pytest.mark.parametrize("name", [*GIVEN, "end_value"])
+def test_what_a_config_says_itself(name):
+    where = "terminal_value" if name == "end_value" else "the config"
+    with pytest.raises(ValueError, match=f"{name}: a KQLConfig says these itself; set them in {where}"):
+        KQL("Pendulum-v1", recipe=CONFIG, **{name: (GIVEN | {"end_value": 0.5})[name]})
+
+
+@pytest.mark.parametrize("recipe", ["robust", "Paper", None, 3, kqljax.RBF()])
+def test_other_recipes(recipe):
+    with pytest.raises(ValueError, match=r"recipe must be 'default', 'paper', a kqljax.rounds.Recipe or a kqljax.KQLConfig"):
+        KQL("Pendulum-v1", recipe=recipe)
+
+
+def test_a_config_for_other_actions():
+    with pytest.raises(ValueError, match="the KQLConfig has num_actions=3, the agent has 2 actions"):
+        KQL("CartPole-v1", recipe=CONFIG)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "lam", "beta", "memory", "dtype", "terminal_value"])
+def test_an_option_that_does_not_exist(name):
+    with pytest.raises(TypeError, match=name):
+        KQL("MountainCar-v0", **{name: 1})
 
 
 @pytest.mark.parametrize("steps", [0, -3, 2.5, "many"])
@@ -98,11 +132,76 @@ def test_numbers_of_steps(steps):
 
 
 def test_a_run_that_the_memory_cannot_hold():
-    with pytest.raises(ValueError, match="1000000 steps in the exact engine take .* GiB.*features='auto'"):
-        KQL("MountainCar-v0").learn(1_000_000)
+    agent = KQL("MountainCar-v0", recipe="paper")
+    with pytest.raises(ValueError, match="1000000 steps of Algorithm 1 take .* GiB.*recipe='default'.*features"):
+        agent.learn(1_000_000)
+    assert agent.num_timesteps == 0
 
 
-@pytest.mark.parametrize("obs", [np.zeros(3), np.zeros((2, 2, 2)), np.array([np.nan, 0.0]), "text", 1.0])
+class LikeSb3:
+    """What Stable-Baselines3's callbacks look like: objects that cannot be called."""
+
+    def init_callback(self, model): ...
+
+    def on_step(self):
+        return True
+
+
+def locals_and_globals(locals_, globals_):
+    return True
+
+
+OURS = r"A callback is a function of the agent and the step: def watch\(agent, step\): print\(step.num_timesteps, step.reward\)"
+
+
+@pytest.mark.parametrize(
+    "callback, words",
+    [
+        (LikeSb3(), "LikeSb3 object.* is not a callback of kqljax. " + OURS),
+        ([lambda agent, step: True, LikeSb3()], "is not a callback of kqljax. " + OURS),
+        (locals_and_globals, "takes locals and globals, as in Stable-Baselines3. " + OURS),
+        (lambda locals, globals: True, "takes locals and globals, as in Stable-Baselines3. " + OURS),
+        (lambda _locals, _globals: True, "takes locals and globals, as in Stable-Baselines3. " + OURS),
+        (lambda agent: True, "must take two arguments.*" + OURS),
+        (lambda agent, step, more: True, "must take two arguments.*" + OURS),
+        ("print", "is not a callback of kqljax. " + OURS),
+        (7, "is not a callback of kqljax. " + OURS),
+    ],
+)
+def test_callbacks_of_another_kind(callback, words):
+    agent = KQL(Line(), recipe="paper", **BOUNDS)
+    with pytest.raises(TypeError, match=words):
+        agent.learn(10, callback)
+    assert agent.num_timesteps == 0 and agent.env.seeds == []
+
+
+class Watcher:
+    def __call__(self, agent, step, *, strict=True):
+        self.seen = step.num_timesteps
+
+    def method(self, agent, step=None):
+        self.seen = step.num_timesteps
+
+
+@pytest.mark.parametrize("read", [lambda each: each, lambda each: each.method, lambda each: [each]])
+def test_callbacks_of_ours(read):
+    watcher = Watcher()
+    KQL(Line(), recipe="paper", **BOUNDS).learn(2, read(watcher))
+    assert watcher.seen == 2
+
+
+@pytest.mark.parametrize(
+    "obs",
+    [np.zeros(3), np.zeros((2, 2, 2)), np.zeros((2, 3)), np.array([np.nan, 0.0]), [[0.0, np.inf]], "text", 1.0, [None, 0.0]],
+)
 def test_observations_that_do_not_fit(obs):
-    with pytest.raises(ValueError, match="observation"):
-        KQL("MountainCar-v0").predict(obs)
+    agent = KQL("MountainCar-v0")
+    for ask in (agent.predict, agent.choose, agent.q_values, agent.beliefs):
+        with pytest.raises(ValueError, match="observation"):
+            ask(obs)
+
+
+def test_too_many_environments_side_by_side():
+    agent = KQL(gymnasium.make_vec("CartPole-v1", num_envs=2000))
+    with pytest.raises(ValueError, match="2000 environments side by side.*take at most 1024"):
+        agent.learn(2000)

@@ -26,14 +26,13 @@ def box(seed, count, length, corners=False):
 
 
 @jax.jit
-def _psi(made, basis, states):
-    return jax.vmap(lambda obs: made.psi(basis, obs))(states)
+def _psi(made, states):
+    return jax.vmap(made.psi)(states)
 
 
-def rooted(made, states, basis=None):
+def rooted(made, states):
     """R[a]^T psi(s) `[N * A, D]` for every state with every action."""
-    basis = made.init(jnp.float64) if basis is None else basis
-    psi = np.asarray(_psi(made, basis, jnp.asarray(states)))
+    psi = np.asarray(_psi(made, jnp.asarray(states)))
     return np.einsum("nm,amd->nad", psi, np.asarray(made.root)).reshape(-1, made.num_weights)
 
 
@@ -41,14 +40,14 @@ def every_pair(states, num_actions):
     return joined(np.repeat(states, num_actions, axis=0), np.tile(np.arange(num_actions), len(states)), num_actions)
 
 
-def difference(made, reference, states, basis=None):
+def difference(made, reference, states):
     """Inner products of features less the kernel in NumPy, over all pairs of states and actions `[N * A, N * A]`."""
-    phi, points = rooted(made, states, basis), every_pair(states, made.num_actions)
+    phi, points = rooted(made, states), every_pair(states, made.num_actions)
     return phi @ phi.T - reference(points, points, states.shape[1])
 
 
-def worst(made, reference, states, basis=None):
-    return np.abs(difference(made, reference, states, basis)).max()
+def worst(made, reference, states):
+    return np.abs(difference(made, reference, states)).max()
 
 
 @functools.cache
@@ -126,60 +125,6 @@ def test_dictionary_takes_scaled_kernels_and_products(name):
     assert made.error <= 1e-4
 
 
-@jax.jit
-def extended(made, states):
-    """The basis after all states, and for each its features when it came, whether it found no room, and its gap."""
-
-    def body(basis, obs):
-        basis, is_full = made.extend(basis, obs, True)
-        psi = made.psi(basis, obs)
-        return basis, (psi, is_full, made.gap(basis, obs, psi))
-
-    return jax.lax.scan(body, made.init(states.dtype), states)
-
-
-@pytest.mark.parametrize("name", ["plain", *SCALED])
-def test_online_dictionary_is_within_its_tolerance_after_it_has_seen_the_states(name):
-    kernel, reference, factor = SCALED.get(name, (kqljax.RBF(eta=0.3), KERNELS["rbf"][1], 1.0))
-    made = features.online_dictionary(kernel, 2, 3, 60, 1e-4)
-    states = box(5, 300, 2)
-    basis, (psi, is_full, gap) = extended(made, jnp.asarray(states))
-    assert 5 < int(basis.num_points) < 60
-    assert not bool(is_full.any())
-
-    def kernel_of(x, y, n):
-        return factor * reference(x, y, n)
-
-    assert worst(made, kernel_of, states[:100], basis) <= made.error + ROUNDING
-    fresh = worst(made, kernel_of, box(6, 100, 2), basis)
-    assert 1e-3 * made.error < fresh <= 5 * made.error
-    at_arrival = factor * (1 - np.sum(np.asarray(psi) ** 2, axis=1))
-    assert at_arrival.max() <= made.error + ROUNDING
-    np.testing.assert_allclose(gap, at_arrival, atol=1e-11)
-
-
-def test_online_dictionary_has_an_orthonormal_basis_and_empty_rows_after_it():
-    made = features.online_dictionary(kqljax.RBF(eta=0.3), 2, 3, 40, 1e-4)
-    basis, _ = extended(made, jnp.asarray(box(7, 200, 2)))
-    count = int(basis.num_points)
-    points, whitener = np.asarray(basis.points[:count]), np.asarray(basis.whitener)
-    gram = oracle.rbf(0.3)(points, points, 2)
-    np.testing.assert_allclose(whitener[:count, :count] @ gram @ whitener[:count, :count].T, np.eye(count), atol=1e-8)
-    np.testing.assert_array_equal(whitener[count:], 0)
-    np.testing.assert_array_equal(whitener[:, count:], 0)
-
-
-def test_features_that_were_stored_are_off_by_the_root_of_the_tolerance_at_most():
-    """A state keeps the features it came with: against points that came later it is off by the two gaps' geometric mean."""
-    made = features.online_dictionary(kqljax.RBF(eta=1.0), 2, 1, 120, 1e-4)
-    states = box(8, 200, 2)
-    basis, (stored, _, _) = extended(made, jnp.asarray(states))
-    error = np.abs(np.asarray(stored) @ np.asarray(stored).T - oracle.rbf(1.0)(states, states, 2))
-    assert error.max() <= math.sqrt(1e-4)
-    # With the basis as it is in the end the same states are within the tolerance itself.
-    assert worst(made, oracle.rbf(1.0), states, basis) <= 1e-4
-
-
 FOURIER = {
     "rbf": (kqljax.RBF(eta=0.5), oracle.rbf(0.5)),
     "matern32": (kqljax.Matern32(length_scale=0.8), oracle.matern32(0.8)),
@@ -187,29 +132,20 @@ FOURIER = {
 }
 
 
-@functools.cache
-def fourier_errors(name, count, orthogonal):
+def fourier_errors(name, count):
     """Differences from the kernel `[6, N, N]` of six draws."""
     kernel, reference = FOURIER[name]
-    made = (features.random_fourier(kernel, 2, 3, count, orthogonal=orthogonal, seed=seed) for seed in range(6))
+    made = (features.random_fourier(kernel, 2, 3, count, seed=seed) for seed in range(6))
     return np.array([difference(each, reference, box(9, 12, 2)) for each in made])
 
 
-@pytest.mark.parametrize("orthogonal", [False, True], ids=["plain", "orthogonal"])
 @pytest.mark.parametrize("name", FOURIER)
-def test_random_fourier_falls_like_one_over_the_root(name, orthogonal):
-    few, many = (fourier_errors(name, count, orthogonal) for count in (8, 128))
+def test_random_fourier_falls_like_one_over_the_root(name):
+    few, many = (fourier_errors(name, count) for count in (8, 128))
     ratio = np.sqrt((few**2).mean() / (many**2).mean())
     assert 2.8 < ratio < 5.6
     # Unbiased: the mean over six draws is off by less than one of them, which a wrong spectral density would not give.
     assert np.sqrt((many.mean(axis=0) ** 2).mean()) < 0.6 * np.sqrt((many**2).mean())
-
-
-@pytest.mark.parametrize("name", FOURIER)
-def test_orthogonal_frequencies_are_no_worse_on_average(name):
-    plain, orthogonal = (np.sqrt((fourier_errors(name, 128, kind) ** 2).mean()) for kind in (False, True))
-    # The heavy tails of the Matern spectra leave orthogonality little to do.
-    assert orthogonal < (0.95 if name == "rbf" else 1.1) * plain
 
 
 @pytest.mark.parametrize("name", FOURIER)
@@ -252,14 +188,13 @@ def test_root_reproduces_the_action_gram(num_actions):
     np.testing.assert_allclose(products, expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("maker", ["taylor", "dictionary", "online"])
+@pytest.mark.parametrize("maker", ["taylor", "dictionary"])
 def test_root_of_the_first_feature_is_the_whole_action_gram(maker):
     """Whatever features a small eigenspace goes without, the first it shares with all others."""
     eta = 0.3
     made = {
         "taylor": lambda: features.taylor(kqljax.RBF(eta=eta), 2, 3, 1e-6),
         "dictionary": lambda: chosen_from_box(eta, 1e-6),
-        "online": lambda: features.online_dictionary(kqljax.RBF(eta=eta), 2, 3, 10),
     }[maker]()
     first = np.asarray(made.root)[:, 0]
     np.testing.assert_allclose(first @ first.T, action_gram_of(eta, 3), rtol=0, atol=1e-8)
@@ -292,15 +227,12 @@ def test_random_fourier_turns_phases():
 ETAS = np.array([0.05, 0.3, 0.8])
 
 
-def traced_products(make, states, learn=False):
+def traced_products(make, states):
     """Inner products of features `[E, N A, N A]` of maps that are made while eta is traced."""
 
     def products(eta):
         made = make(kqljax.RBF(eta=eta))
-        basis = made.init(jnp.float64)
-        if learn:
-            basis, _ = jax.lax.scan(lambda basis, obs: (made.extend(basis, obs, True)[0], None), basis, states)
-        psi = jax.vmap(lambda obs: made.psi(basis, obs))(states)
+        psi = jax.vmap(made.psi)(states)
         phi = jnp.einsum("nm,amd->nad", psi, made.root).reshape(-1, made.num_weights)
         return phi @ phi.T
 
@@ -317,12 +249,11 @@ def test_taylor_of_a_traced_eta():
         assert np.abs(product - oracle.rbf(eta)(points, points, 2)).max() <= bound + ROUNDING
 
 
-@pytest.mark.parametrize("orthogonal", [False, True])
-def test_random_fourier_of_a_traced_eta_is_the_map_of_that_eta(orthogonal):
+def test_random_fourier_of_a_traced_eta_is_the_map_of_that_eta():
     states = box(14, 15, 2)
-    found = traced_products(lambda kernel: features.random_fourier(kernel, 2, 3, 8, orthogonal=orthogonal), states)
+    found = traced_products(lambda kernel: features.random_fourier(kernel, 2, 3, 8), states)
     for eta, product in zip(ETAS, found, strict=True):
-        phi = rooted(features.random_fourier(kqljax.RBF(eta=eta), 2, 3, 8, orthogonal=orthogonal), states)
+        phi = rooted(features.random_fourier(kqljax.RBF(eta=eta), 2, 3, 8), states)
         np.testing.assert_allclose(product, phi @ phi.T, atol=1e-12)
     assert np.abs(found[0] - found[2]).max() > 0.1
 
@@ -332,19 +263,11 @@ def test_random_fourier_of_a_traced_length_scale():
 
     def psi(scale):
         made = features.random_fourier(kqljax.Matern52(length_scale=scale), 2, 3, 8)
-        return jax.vmap(lambda obs: made.psi((), obs) @ made.root[1])(states)
+        return jax.vmap(lambda obs: made.psi(obs) @ made.root[1])(states)
 
     found = jax.vmap(psi)(jnp.array([0.5, 2.0]))
     for scale, rows in zip((0.5, 2.0), found, strict=True):
         np.testing.assert_allclose(rows, psi(scale), atol=1e-12)
-
-
-def test_online_dictionary_of_a_traced_eta():
-    states = box(16, 60, 2)
-    found = traced_products(lambda kernel: features.online_dictionary(kernel, 2, 3, 60, 1e-4), states, learn=True)
-    points = every_pair(states, 3)
-    for eta, product in zip(ETAS, found, strict=True):
-        assert 1e-7 < np.abs(product - oracle.rbf(eta)(points, points, 2)).max() <= 1e-4
 
 
 def test_maps_can_be_made_while_something_else_is_traced():
@@ -358,7 +281,7 @@ def test_maps_can_be_made_while_something_else_is_traced():
                 other = features.random_fourier(kqljax.RBF(eta=0.3), 2, 2, 8)
                 assert one.error <= 1e-3 and other.error > 0
                 assert one.root.dtype == other.root.dtype == np.float64
-                return one.psi((), obs), other.psi((), obs)
+                return one.psi(obs), other.psi(obs)
 
             found = psi(jnp.array([0.2, -0.4]))
             assert {rows.dtype for rows in found} == {jnp.dtype("float64" if x64 else "float32")}
@@ -375,25 +298,26 @@ def test_maps_are_made_in_float64_where_jax_has_only_float32():
     assert narrow.whitener.dtype == np.float64
 
 
-# What a step is told about the error ----------------------------------------------------------------------------------
+# What the features leave out ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("maker", ["dictionary", "taylor", "taylor of an order"])
-def test_gap_is_what_is_missing_at_a_state(maker):
-    """No kernel value at a state is further off than the gap there says, also where the map was not made for it."""
-    states = 1.5 * box(18, 40, 2)
-    made = {
-        "dictionary": lambda: chosen_from_box(0.3, 1e-2),
-        "taylor": lambda: features.taylor(kqljax.RBF(eta=0.3), 2, 3, 1e-2),
-        "taylor of an order": lambda: features.taylor(kqljax.RBF(eta=0.3), 2, 3, order=4),
-    }[maker]()
-    psi = _psi(made, (), jnp.asarray(states))
-    gap = np.asarray(jax.vmap(lambda obs, row: made.gap((), obs, row))(jnp.asarray(states), psi))
-    assert np.all(gap > -ROUNDING)
-    error = np.abs(np.diagonal(difference(made, oracle.rbf(0.3), states))).reshape(40, 3).max(axis=1)
-    # It is no more than a few times what is missing, or it would say nothing.
-    np.testing.assert_array_less(0.3 * gap, error + ROUNDING)
-    np.testing.assert_array_less(error, gap + 1e-8)
+@pytest.mark.parametrize("maker", ["dictionary", "scaled", "taylor", "taylor of an order", "fourier", "linear"])
+def test_residual_is_what_is_left_out_at_a_state(maker):
+    """k(x, x) less the features' norm, action by action, also where the map was not made for the state."""
+    states, rbf = 1.5 * box(18, 40, 2), oracle.rbf(0.3)
+    make, reference = {
+        "dictionary": (lambda: chosen_from_box(0.3, 1e-2), rbf),
+        "scaled": (lambda: features.dictionary(3.0 * RBF, BOX, 3, 1e-2), lambda x, y, n: 3 * rbf(x, y, n)),
+        "taylor": (lambda: features.taylor(RBF, 2, 3, 1e-2), rbf),
+        "taylor of an order": (lambda: features.taylor(RBF, 2, 3, order=4), rbf),
+        "fourier": (lambda: features.random_fourier(RBF, 2, 3, 8), rbf),
+        "linear": (lambda: features.linear(kqljax.Linear(), 2, 3), oracle.linear()),
+    }[maker]
+    made = make()
+    residual = np.asarray(jax.vmap(made.residual)(jnp.asarray(states), _psi(made, jnp.asarray(states))))
+    missing = -np.diagonal(difference(made, reference, states)).reshape(40, 3)
+    np.testing.assert_allclose(residual, np.maximum(missing, 0), rtol=0, atol=1e-11)
+    assert (residual.max() > 1e-3) == (maker not in ("fourier", "linear"))
 
 
 # auto ----------------------------------------------------------------------------------------------------------------
@@ -451,10 +375,6 @@ WRONG_KERNELS = {
     "dictionary of linear": (lambda: features.dictionary(kqljax.Linear(), BOX, 3), "features.linear for Linear"),
     "dictionary of a sum": (lambda: features.dictionary(RBF + RBF, BOX, 3), "wants a kernel that is a state part"),
     "dictionary of a user's": (lambda: features.dictionary(Own(), BOX, 3), "wants a kernel that is a state part"),
-    "online dictionary of matern": (
-        lambda: features.online_dictionary(MATERN, 2, 3, 10),
-        "features.online_dictionary wants a kernel that is a state part times an action part",
-    ),
 }
 
 
@@ -470,18 +390,11 @@ def test_bad_tolerances(tolerance):
     for make in (
         lambda: features.taylor(RBF, 2, 3, tolerance),
         lambda: features.dictionary(RBF, BOX, 3, tolerance),
-        lambda: features.online_dictionary(RBF, 2, 3, 10, tolerance),
         lambda: features.random_fourier(RBF, 2, 3, tolerance=tolerance),
         lambda: features.auto(RBF, kqljax.make_task("MountainCar-v0"), tolerance),
     ):
         with pytest.raises(ValueError, match=r"tolerance must be in \(0, 1\), got"):
             make()
-
-
-def test_bad_capacity():
-    for capacity in (0, -3):
-        with pytest.raises(ValueError, match=f"capacity must be at least 1, got {capacity}. It is the number of states"):
-            features.online_dictionary(RBF, 2, 3, capacity)
 
 
 @pytest.mark.parametrize("states", [np.zeros(5), np.zeros((0, 2)), np.zeros((2, 3, 4)), []])

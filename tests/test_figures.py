@@ -21,6 +21,19 @@ def car():
     return KQL("MountainCar-v0", seed=3).learn(STEPS)
 
 
+@pytest.fixture(scope="module")
+def paper_car():
+    return KQL("MountainCar-v0", recipe="paper", seed=3).learn(STEPS)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Config and state of a run of Algorithm 1."""
+    task = kqljax.make_task("MountainCar-v0")
+    cfg = task.config(horizon=STEPS)
+    return cfg, jax.jit(lambda key: kqljax.train(task, cfg, key, stages=1).state)(jax.random.key(0))
+
+
 def pixels(figure):
     return image.imread(io.BytesIO(style.png(figure)))[..., :3]
 
@@ -29,31 +42,41 @@ def is_drawn(figure):
     return np.mean(pixels(figure).min(axis=-1) < 0.9) > 0.002
 
 
-def test_maps_show_what_the_agent_believes(car):
-    (episode,) = episodes.run(car, gymnasium.make("MountainCar-v0"), 1, seed=5)
-    figure = maps.draw_maps(car, episode=episode, points=9)
-    value, width, policy, *_ = figure.axes
+@pytest.mark.parametrize(
+    "name, field, titles",
+    [
+        ("car", "mean", ["value: mean of the ensemble", "spread: how far its members differ", "policy"]),
+        ("paper_car", "optimistic", ["value: max Q̃", "spread: width of the best action", "policy"]),
+    ],
+)
+def test_maps_show_what_the_agent_believes(request, name, field, titles):
+    agent = request.getfixturevalue(name)
+    (episode,) = episodes.run(agent, [gymnasium.make("MountainCar-v0")], 1, seed=5, max_steps=None)
+    figure = maps.draw_maps(agent, episode=episode, points=9)
+    value, spread, policy, *_ = figure.axes
     grid = np.stack(np.meshgrid(np.linspace(-1.2, 0.6, 9), np.linspace(-0.07, 0.07, 9)), axis=-1).reshape(-1, 2)
-    believed = car.posterior(grid)
-    best = believed.q_tilde.argmax(axis=1)
+    believed = agent.beliefs(grid)
+    values = getattr(believed, field)
+    np.testing.assert_array_equal(values, agent.q_values(grid))
 
     def shown(panel):
         return np.ravel(panel.collections[0].get_array())
 
-    np.testing.assert_allclose(shown(value), believed.q_tilde.max(axis=1))
-    np.testing.assert_allclose(shown(width), car.config.beta * believed.width[np.arange(81), best], rtol=1e-5)
-    np.testing.assert_array_equal(shown(policy), car.predict(grid)[0])
-    for panel in (value, width, policy):
+    np.testing.assert_allclose(shown(value), values.max(axis=1))
+    np.testing.assert_allclose(shown(spread), believed.spread[np.arange(81), values.argmax(axis=1)], rtol=1e-5)
+    np.testing.assert_array_equal(shown(policy), agent.choose(grid))
+    assert [panel.get_title(loc="left") for panel in (value, spread, policy)] == titles
+    for panel in (value, spread, policy):
         path = panel.lines[0].get_xydata()
         np.testing.assert_allclose(path, episode.obs)
-        np.testing.assert_allclose(panel.collections[1].get_offsets(), car.history["obs"])
+        np.testing.assert_allclose(panel.collections[1].get_offsets(), agent.history["obs"])
         assert panel.get_xlabel() == "position"
     assert value.get_ylabel() == "velocity"
     assert is_drawn(figure)
 
 
 def test_maps_over_chosen_axes():
-    pole = KQL("CartPole-v1", seed=0, horizon=STEPS).learn(20)
+    pole = KQL("CartPole-v1", seed=0).learn(20)
     figure = maps.draw_maps(pole, axes=(2, 0), points=5, columns=1, at=[0.0, 0.5, 0.0, -0.5])
     assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("angle", "position")
     assert "velocity = 0.5, angular velocity = -0.5" in figure.legends[0].get_title().get_text()
@@ -77,27 +100,26 @@ def test_an_agent_that_knows_nothing_has_no_map():
         maps.draw_maps(KQL("MountainCar-v0"))
 
 
-def test_dimensions_over_time(car):
-    figure = spectra.draw_dimensions(car.config, car.state)
-    for panel, values in zip(figure.axes, theory.dimensions_over_time(car.config, car.state), strict=True):
+def test_dimensions_over_time(run):
+    figure = spectra.draw_dimensions(*run)
+    for panel, values in zip(figure.axes, theory.dimensions_over_time(*run), strict=True):
         np.testing.assert_allclose(panel.lines[0].get_ydata(), values)
     assert is_drawn(figure)
 
 
-def test_spectrum_is_that_of_the_gram_matrix(car):
-    values = spectra.gram_spectrum(car.config, car.state)
+def test_spectrum_is_that_of_the_gram_matrix(run):
+    values = spectra.gram_spectrum(*run)
     assert values.shape == (STEPS,) and np.all(np.diff(values) <= 0)
     assert values.sum() == pytest.approx(STEPS)  # k(x, x) = 1
-    lam = car.config.lam
-    effective = theory.state_dimensions(car.config, car.state).effective
-    assert np.sum(values / (values + lam)) == pytest.approx(float(effective), rel=1e-6)
-    assert is_drawn(spectra.draw_spectrum(car.config, car.state))
+    effective = theory.state_dimensions(*run).effective
+    assert np.sum(values / (values + run[0].lam)) == pytest.approx(float(effective), rel=1e-6)
+    assert is_drawn(spectra.draw_spectrum(*run))
 
 
-def test_figures_of_float64_states_with_jax_as_it_comes(car, recwarn):
+def test_figures_of_float64_states_with_jax_as_it_comes(car, run, recwarn):
     with jax.enable_x64(False):
-        style.png(spectra.draw_dimensions(car.config, car.state))
-        style.png(spectra.draw_spectrum(car.config, car.state))
+        style.png(spectra.draw_dimensions(*run))
+        style.png(spectra.draw_spectrum(*run))
         style.png(maps.draw_maps(car, points=4))
     assert not [str(each.message) for each in recwarn if "float64" in str(each.message)]
 

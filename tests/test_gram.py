@@ -43,6 +43,15 @@ def predict(kernel, lam, post, queries):
     return jax.vmap(lambda obs: gram.predict(kernel, lam, post, obs))(jnp.asarray(queries))
 
 
+def table_of(kernel, lam, post, states):
+    """A table of these states, in the posterior's dtype."""
+    table = gram.init_table(kernel, post, len(states))
+    for row, obs in enumerate(jnp.asarray(states, post.dtype)):
+        mean, width = gram.predict(kernel, lam, post, obs)
+        table = gram.put_row(table, row, obs, gram.state_terms(kernel, post.pairs, obs), mean, width**2, True)
+    return table
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_incremental_equals_batch(name):
     kernel, reference, _ = KERNELS[name]
@@ -164,7 +173,7 @@ def test_five_thousand_near_duplicates(dtype, lam):
         return jax.lax.scan(body, (post, table), (obs, action))
 
     post = gram.init(2, 3, 1000, dtype)
-    table = gram.add_row(kernel, lam, post, gram.init_table(kernel, post, 1), 0, jnp.asarray(places[0], dtype))
+    table = table_of(kernel, lam, post, places[:1])
     own, queried = [], []
     for start in range(0, 5000, 1000):
         table = gram.grow_table(table, 1, post.capacity, start + 1000)
@@ -186,9 +195,7 @@ def test_table_is_what_predict_says():
     obs, action = random_pairs(10, 30)
     states = random_pairs(11, 5)[0]
     post = gram.init(2, 3, 30)
-    table = gram.init_table(kernel, post, 5)
-    for row, state in enumerate(states):
-        table = gram.add_row(kernel, lam, post, table, row, state)
+    table = table_of(kernel, lam, post, states)
 
     @jax.jit
     def both(post, table, obs, action):

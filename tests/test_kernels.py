@@ -1,12 +1,10 @@
 """Kernels: the paper's formulas, positive definiteness, splitting, and what users do with them."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import EFFECT, KERNELS, joined, pairs, random_pairs
+from cases import KERNELS, joined, pairs, random_pairs
 from sklearn.gaussian_process.kernels import RBF as SklearnRBF
 from sklearn.gaussian_process.kernels import Matern as SklearnMatern
 
@@ -41,36 +39,11 @@ def test_split_form_is_the_kernel(name):
 @pytest.mark.parametrize("length, num_actions", [(1, 1), (4, 2), (6, 5)])
 def test_symmetric_positive_semidefinite(name, length, num_actions):
     kernel = KERNELS[name][0]
-    if isinstance(kernel, kqljax.TwoScale):
-        kernel = dataclasses.replace(kernel, eta=np.linspace(0.5, 2.0, length))
-    if isinstance(kernel, kqljax.Afterstate):
-        effect = np.random.default_rng(0).uniform(-0.3, 0.3, (num_actions, length))
-        kernel = dataclasses.replace(kernel, effect=effect)
     obs, action = random_pairs(4, 30, length, num_actions)
     points = pairs(obs, action, num_actions)
     matrix = np.asarray(kernels.gram(kernel, points, points))
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-14)
     assert np.linalg.eigvalsh(matrix).min() > -1e-10
-
-
-def test_widths_for_another_number_of_coordinates():
-    kernel = kqljax.TwoScale(eta=np.array([0.5, 2.0]))
-    with pytest.raises(ValueError, match=r"eta of shape \(2,\), the observations have \(3,\).*one for each coordinate"):
-        kernels.gram(kernel, pairs(np.zeros((1, 3)), np.zeros(1, int)), pairs(np.zeros((1, 3)), np.zeros(1, int)))
-
-
-def test_effects_for_another_number_of_actions():
-    kernel = kqljax.Afterstate(kqljax.RBF(), effect=np.zeros((2, 3)))
-    points = pairs(np.zeros((1, 3)), np.zeros(1, int))
-    with pytest.raises(ValueError, match=r"effects of shape \(2, 3\), the pairs need \(3, 3\): one displacement"):
-        kernels.gram(kernel, points, points)
-
-
-def test_pairs_that_lead_to_the_same_place_are_alike():
-    kernel = kqljax.Afterstate(kqljax.TwoScale(eta_action=0.0), effect=EFFECT)
-    places = np.array([[0.1, 0.4], [0.4, 0.1], [0.7, 0.3]])  # plus its effect each, (0.4, 0.3)
-    points = pairs(places, np.arange(3))
-    np.testing.assert_allclose(kernels.gram(kernel, points, points), np.ones((3, 3)), rtol=1e-12)
 
 
 def test_against_scikit_learn():

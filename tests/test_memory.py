@@ -12,7 +12,6 @@ CONFIGS = {
     "exact": {},
     "features": {"features": MAP},
     "memory": {"features": MAP, "memory": 20},
-    "online": {"features": kqljax.features.online_dictionary(KERNEL, 2, 3, 12)},
 }
 
 

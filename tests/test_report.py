@@ -1,15 +1,19 @@
 """`kqljax report`: one page with everything inside, looked at in a real browser."""
 
 import base64
+import dataclasses
+import importlib.util
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import gymnasium
 import pytest
 from chromium import open_browser
 
-from kqljax import KQL, cli, experiment
+from kqljax import KQL, cli, experiment, rounds
+from kqljax.report.agent_page import make_agent_page
 from kqljax.report.table_page import reproduce_command
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "table1.json"
@@ -123,12 +127,50 @@ def test_the_page_of_an_agent(agent_path):
     text = agent_path.read_text()
     for words in (
         "KQL in MountainCar-v0",
-        "Afterstate(kernel=TwoScale(eta=array([0.5, 0.5])",
-        "60 steps of learning",
+        "60 steps of learning, 0 episodes ended. Then, without learning: mean return -",
         'id="maps"',
-        'id="dimensions"',
+        "Value, spread and policy",
+        "<td>recipe</td><td>kqljax.rounds.DEFAULT</td>",
+        "<td>etas</td><td>0.005, 0.015, 0.05, 0.15, 0.5</td>",
+        "<td>transitions</td><td>60, 60 of them kept</td>",
     ):
         assert words in text
+    if importlib.util.find_spec("pygame"):
+        assert 'id="episode"' in text and "data:image/gif" in text
+
+
+def test_what_the_page_says_of_other_numbers(tmp_path):
+    other = dataclasses.replace(rounds.DEFAULT, bonus=0.5, gamma=0.95)
+    page = make_agent_page(KQL("MountainCar-v0", recipe=other, seed=0).learn(60), num_episodes=1)
+    assert "<td>kqljax.rounds.DEFAULT, but gamma = 0.95, bonus = 0.5</td>" in page
+    KQL("MountainCar-v0", recipe="paper", seed=0).learn(60).save(tmp_path / "car.npz")
+    page = make_agent_page(KQL.load(tmp_path / "car.npz"), num_episodes=1)
+    for words in ("Algorithm 1", "<td>kernel</td><td>RBF(eta=0.02)</td>", "<td>lam</td><td>0.00166667</td>", "<td>none</td>"):
+        assert words in page
+
+
+def test_pages_without_maps_or_films():
+    class Corridor(gymnasium.Env):
+        """Two rooms with names; one of three doors leads on, and that is the end."""
+
+        observation_space = gymnasium.spaces.Discrete(2)
+        action_space = gymnasium.spaces.Discrete(3)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return 0, {}
+
+        def step(self, action):
+            return int(action == 2), float(action == 2), bool(action == 2), False, {}
+
+    page = make_agent_page(KQL(Corridor(), seed=0).learn(60), num_episodes=2)
+    assert "KQL in Corridor" in page and 'id="learning"' in page
+    assert 'id="maps"' not in page and 'id="episode"' not in page
+
+
+def test_axes_are_of_an_agent(path, capsys):
+    assert cli.main(["report", str(path.parent), "--axes", "0", "1"]) == 2
+    assert "--axes are of the maps of an agent" in capsys.readouterr().err
 
 
 SHOWN = """[...document.querySelectorAll('section')].map(part => {

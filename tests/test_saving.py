@@ -18,7 +18,6 @@ KERNEL = kqljax.RBF(eta=0.02)
 CONFIGS = {
     "exact": TASK.config(horizon=24),
     "features": TASK.config(KERNEL, horizon=24, features=kqljax.features.taylor(KERNEL, 2, 3, order=4)),
-    "online": TASK.config(KERNEL, horizon=24, features=kqljax.features.online_dictionary(KERNEL, 2, 3, 8)),
 }
 
 

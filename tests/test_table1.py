@@ -182,7 +182,7 @@ def test_more_seeds_and_algorithms_may_be_added(out):
     ("arguments", "words"),
     [
         (["--tasks", "mountaincar"], "unknown task 'mountaincar'. Did you mean MountainCar-v0? Known: MountainCar-v0,"),
-        (["--algorithms", "kql-rfb"], "unknown algorithm 'kql-rfb'. Did you mean kql-rbf? Known: kql-rbf, kql-robust,"),
+        (["--algorithms", "kql-rfb"], "unknown algorithm 'kql-rfb'. Did you mean kql-rbf? Known: kql-rbf, kql-rounds,"),
         (["--algorithms", "zzz"], "unknown algorithm 'zzz'. Known:"),
         (["--tasks", "CartPole-v0", "CartPole-v0"], "task CartPole-v0 is given twice"),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
@@ -190,6 +190,8 @@ def test_more_seeds_and_algorithms_may_be_added(out):
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--first-seed", "999"], "seeds below 1000 are for tuning, got --first-seed 999"),
         (["--tuning", "--first-seed", "990", "--seeds", "20"], "--tuning keeps to seeds 0..999"),
+        (["--recipe", "default", "--algorithms", "random"], "--recipe says what stands for kql-rbf, which is not among"),
+        (["--recipe", "robust"], "invalid choice: 'robust'"),
         (["--colour", "red"], "unrecognized arguments: --colour red"),
     ],
 )
@@ -259,46 +261,18 @@ def test_programs_are_made_once_and_numbers_do_not_count():
     assert programs.get("double", lambda cfg: 2.0 * cfg.beta, linear)[0] is not program
 
 
-def _sb3_file(path, **changes):
-    record = {
-        "task": "CartPole-v0", "algorithm": "sb3-dqn", "seed": 1000, "return_mean": 120.0, "return_std": 4.0,
-        "episodes": 2, "steps": 60, "seconds": 50.0,
-    }  # fmt: skip
-    path.write_text(json.dumps({"results": [{**record, **changes}]}))
-    return str(path)
-
-
-def test_results_of_another_program_stand_beside(out, tmp_path, capsys):
-    before = (out / "table1.json").read_text()
-    assert cli.main([*COMMAND, "--out", str(out), "--beside", _sb3_file(tmp_path / "sb3.json")]) == 0
-    printed = capsys.readouterr().out
-    assert "sb3-dqn" in printed
-    assert "149.68 ± 4.75" in printed
-    assert "50.00" in printed
-    assert json.loads((out / "table1.json").read_text())["results"] == json.loads(before)["results"]
-
-
-def test_times_of_another_run(out, tmp_path, capsys):
-    path = tmp_path / "times.json"
-    records_ = [{"task": "CartPole-v0", "algorithm": "kql-rbf", "seconds": seconds} for seconds in (40.0, 44.5)]
-    path.write_text(json.dumps({"results": records_}))
-    assert cli.main([*COMMAND, "--out", str(out), "--json", "--no-figures", "--times", str(path)]) == 0
-    summary, before = json.loads(capsys.readouterr().out), _read(out)["summary"]
-    assert summary["CartPole-v0"]["kql-rbf"]["seconds_a_seed"] == 42.25
-    assert summary["CartPole-v0"]["random"] == before["CartPole-v0"]["random"]
-    path.write_text(json.dumps({"results": [{"task": "CartPole-v0"}]}))
-    assert cli.main([*COMMAND, "--out", str(out), "--times", str(path)]) == 2
-    assert "record 0 has no algorithm, seconds" in capsys.readouterr().err
-
-
-def test_the_robust_recipe_stands_for_kql(tmp_path, capsys):
-    command = ["table1", "--seeds", "1", "--steps", "130", "--episodes", "2", "--curve-points", "0", "--no-figures"]
-    command += ["--tasks", "MountainCar-v0", "--algorithms", "kql-rbf", "random", "--recipe", "robust"]
+def test_rounds_stand_for_kql(tmp_path, capsys):
+    command = ["table1", "--seeds", "1", "--steps", "130", "--episodes", "2", "--curve-points", "2", "--curve-seeds", "1"]
+    command += ["--tasks", "MountainCar-v0", "--algorithms", "kql-rbf", "random", "--recipe", "default"]
     assert cli.main([*command, "--out", str(tmp_path)]) == 0
     document = _read(tmp_path)
-    assert {record["algorithm"] for record in document["results"]} == {"kql-robust", "random"}
+    assert {record["algorithm"] for record in document["results"]} == {"kql-rounds", "random"}
     assert all(record["is_sound"] for record in document["results"])
-    assert "kql-robust" in capsys.readouterr().out
+    (curve,) = document["curves"]
+    assert (curve["algorithm"], curve["steps"]) == ("kql-rounds", [65, 130])
+    assert all(-200 <= value <= 0 for value in curve["return_mean"])
+    assert document["summary"]["MountainCar-v0"]["kql-rounds"]["paper_mean"] == -132.55
+    assert "kql-rounds" in capsys.readouterr().out
 
 
 def test_a_row_with_features(tmp_path):
@@ -307,25 +281,6 @@ def test_a_row_with_features(tmp_path):
     assert cli.main(command) == 0
     (record,) = _read(tmp_path)["results"]
     assert record["is_sound"]
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"episodes": 5}, "has 5 episodes a seed, this table 2"),
-        ({"steps": 1000}, "has 1000 steps a seed, this table 60"),
-        ({"seed": 3}, "has seed 3; reported seeds begin at 1000"),
-        ({"algorithm": "random"}, "has records of random, which is a row of this table already"),
-    ],
-)
-def test_results_that_do_not_fit_beside(out, tmp_path, capsys, changes, words):
-    assert cli.main([*COMMAND, "--out", str(out), "--beside", _sb3_file(tmp_path / "sb3.json", **changes)]) == 2
-    assert words in capsys.readouterr().err
-
-
-def test_nothing_to_stand_beside(out, tmp_path, capsys):
-    assert cli.main([*COMMAND, "--out", str(out), "--beside", str(tmp_path / "none.json")]) == 2
-    assert "cannot read" in capsys.readouterr().err
 
 
 def test_a_seed_without_a_return_is_named_and_left_out(out, tmp_path, capsys):

@@ -14,13 +14,12 @@ from weight_cases import (
     RBF,
     assert_same,
     config,
-    learn,
     make_map,
     step,
 )
 
 import kqljax
-from kqljax import Transition, features, kql_act, kql_init, kql_step
+from kqljax import Transition, kql_act, kql_init, kql_step
 
 
 def test_a_map_of_something_else_is_refused():
@@ -42,14 +41,12 @@ def test_a_map_of_something_else_is_refused():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"refresh_every": 0}, "refresh_every must be at least 1, got 0"),
-        ({"refresh_every": 1.5}, "refresh_every must be a whole number"),
         ({"refresh_rows": 0}, "refresh_rows must be at least 1, got 0"),
+        ({"refresh_rows": 1.5}, "refresh_rows must be a whole number"),
         ({"memory": 0}, "memory must be at least 1, got 0"),
         ({"memory": 2.5}, "memory must be a whole number"),
         ({"eviction": "newest"}, "eviction must be one of 'oldest', 'reservoir', got 'newest'"),
         ({"backups": 2, "refresh_rows": 4}, "use one or the other"),
-        ({"backups": 2, "refresh_every": 4}, "use one or the other"),
     ],
 )
 def test_bad_options(changes, message):
@@ -57,7 +54,7 @@ def test_bad_options(changes, message):
         config(**changes)
 
 
-@pytest.mark.parametrize("option", [{"refresh_every": 2}, {"refresh_rows": 4}, {"memory": 8}, {"eviction": "reservoir"}])
+@pytest.mark.parametrize("option", [{"refresh_rows": 4}, {"memory": 8}, {"eviction": "reservoir"}])
 def test_options_of_the_weight_space_engine_need_features(option):
     name = next(iter(option))
     with pytest.raises(ValueError, match=f"{name}=.* is an option of the weight-space engine: give features="):
@@ -85,34 +82,17 @@ def test_state_and_config_must_fit():
             kql_act(cfg, state, jnp.zeros(2))
 
 
-def test_a_full_dictionary_says_so():
-    tolerance = 1e-3
-    made = features.online_dictionary(RBF, 2, 3, 4, tolerance)
-    cfg = kqljax.KQLConfig(kernel=RBF, num_actions=3, horizon=12, features=made)
-    transitions = random_transitions(12, seed=31)
-    state, info = learn(cfg, kql_init(cfg, 2), transitions)
-    # Two steps bring four states; from then on there is no room.
-    np.testing.assert_array_equal(info.is_basis_full, [False] * 2 + [True] * 10)
-    assert int(state.posterior.basis.num_points) == 4
-    assert np.all(np.asarray(info.feature_error[:2]) <= tolerance)
-    assert np.all(np.asarray(info.feature_error[2:]) > tolerance)
-    assert bool(info.is_stored.all() & info.is_finite.all())
-    # What is missing there, by hand.
-    points = np.concatenate([transitions.obs[:2], transitions.next_obs[:2]])
-    states = np.stack([transitions.obs[7], transitions.next_obs[7]])
-    cross = oracle.rbf(0.5)(points, states, 2)
-    gaps = 1 - (cross * np.linalg.solve(oracle.rbf(0.5)(points, points, 2), cross)).sum(axis=0)
-    assert float(info.feature_error[7]) == pytest.approx(gaps.max(), abs=1e-9)
-
-
-def test_a_fixed_map_reports_its_error():
+def test_a_step_says_what_the_features_leave_out():
     made = make_map("dictionary")
     cfg = config("dictionary")
     inside, outside = (Transition(np.zeros(2), 0, 0.5, np.full(2, at), False) for at in (0.1, 3.0))
     for transition, is_small in ((inside, True), (outside, False)):
         info = step(cfg, kql_init(cfg, 2), transition)[1]
         assert (float(info.feature_error) <= 2 * made.error) == is_small
-        assert not bool(info.is_basis_full)
+    # By hand: what is left of the state reached, projected on the chosen ones.
+    cross = oracle.rbf(0.5)(made.points, outside.next_obs[None], 2)
+    left = 1 - cross.T @ np.linalg.solve(oracle.rbf(0.5)(made.points, made.points, 2), cross)
+    assert float(info.feature_error) == pytest.approx(left.item(), rel=1e-3)
     exact = kqljax.KQLConfig(kernel=RBF, num_actions=3, horizon=12)
     assert float(step(exact, kql_init(exact, 2), outside)[1].feature_error) == 0
 
@@ -129,7 +109,7 @@ BAD_TRANSITIONS = {
 
 @pytest.mark.parametrize(
     "name, options",
-    [("online", "default"), ("online", "more backups"), ("online", "reservoir"), ("grouped", "all rows at some steps")],
+    [("dictionary", "default"), ("dictionary", "more backups"), ("dictionary", "reservoir"), ("grouped", "some rows")],
 )
 def test_bad_values_leave_the_state_alone(name, options):
     cfg = config(name, **LAZY.get(options, {"backups": 2}))
@@ -151,7 +131,7 @@ def test_bad_values_leave_the_state_alone(name, options):
 
 
 def test_bad_values_raise_outside_jit():
-    cfg = config("online")
+    cfg = config("dictionary")
     for change in BAD_TRANSITIONS.values():
         name = next(iter(change))
         with pytest.raises(ValueError, match=f"transition.{name} must be"):

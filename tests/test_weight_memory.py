@@ -9,7 +9,6 @@ from scipy import stats
 from weight_cases import (
     CAP,
     assert_close,
-    assert_same,
     batch_ridge,
     config,
     explicit,
@@ -27,7 +26,7 @@ from kqljax.kql import targets_of
 
 def test_refreshing_all_rows_is_the_default():
     transitions = random_transitions(30, seed=20)
-    eager, lazy = config("online", horizon=30), config("online", horizon=30, refresh_rows=30)
+    eager, lazy = config("dictionary", horizon=30), config("dictionary", horizon=30, refresh_rows=30)
     state, (believed, action, info, _) = follow(eager, kql_init(eager, 2), transitions)
     after, (lazily, lazy_action, lazy_info, _) = follow(lazy, kql_init(lazy, 2), transitions)
     assert_close(lazily, believed, 1e-8)
@@ -39,58 +38,29 @@ def test_refreshing_all_rows_is_the_default():
     np.testing.assert_allclose(after.posterior.targets, targets_of(eager, state), atol=1e-7)
 
 
-def test_refreshing_at_every_step_is_not_lazy():
-    cfg = config(refresh_every=1, refresh_rows=None)
-    assert not cfg.is_lazy
-    assert all(config(**lazy).is_lazy for lazy in ({"refresh_every": 2}, {"refresh_rows": 100}))
-
-
-def test_refreshing_at_every_third_step_leaves_the_table_alone_between():
-    cfg = config("grouped", horizon=30, refresh_every=3)
-    transitions = random_transitions(24, seed=21)
-    state = kql_init(cfg, 2)
-    for i in range(24):
-        before, (state, info) = state, step(cfg, state, row(transitions, i))
-        assert bool(info.is_stored)
-        if i % 3 != 2:
-            # The new pair is learned from at once, and its successor's row is of the moment.
-            q_hat, width = predict_all(cfg, before, transitions.next_obs)
-            np.testing.assert_allclose(state.q_hat[i], q_hat[i], atol=1e-9)
-            np.testing.assert_allclose(state.width[i], width[i], atol=1e-9)
-            for old, new in ((before.table, state.table), (before.q_tilde, state.q_tilde)):
-                assert_same(*(jax.tree.map(lambda leaf, i=i: leaf[:i], each) for each in (old, new)))
-            np.testing.assert_array_equal(before.posterior.targets[:i], state.posterior.targets[:i])
-            assert_regression_is_of_the_targets(cfg, state, transitions)
-        else:
-            # All rows are what the posterior says after this step.
-            q_hat, width = predict_all(cfg, state, transitions.next_obs)
-            np.testing.assert_allclose(state.q_hat[: i + 1], q_hat[: i + 1], atol=1e-8)
-            np.testing.assert_allclose(state.width[: i + 1], width[: i + 1], atol=1e-7)
-            assert not np.allclose(before.q_hat[:i], state.q_hat[:i], atol=1e-6)
-
-
-def assert_regression_is_of_the_targets(cfg, state, transitions):
-    """Whatever waits for its turn, the regression is ridge regression on the pairs with the targets that they have."""
-    count = int(state.num_stored)
-    phi = explicit(cfg.features, (), transitions.obs)[np.arange(len(transitions.obs)), np.asarray(transitions.action)][:count]
-    queries = random_pairs(22, 3)[0]
-    expected = batch_ridge(phi, np.asarray(state.posterior.targets[:count]), cfg.lam, explicit(cfg.features, (), queries))
-    assert_close(predict_all(cfg, state, queries), expected, 1e-7)
-
-
 def test_refreshing_some_rows_touches_no_others_and_leaves_none_out():
     cfg = config("grouped", horizon=40, refresh_rows=5)
     transitions = random_transitions(40, seed=23)
     state = kql_init(cfg, 2)
     refreshed = np.zeros(40, int)
+    phi = explicit(cfg.features, transitions.obs)[np.arange(40), np.asarray(transitions.action)]
+    queries = random_pairs(22, 3)[0]
     for i in range(40):
         before, (state, _) = state, step(cfg, state, row(transitions, i))
         changed = np.flatnonzero(np.any(np.asarray(before.q_hat != state.q_hat), axis=1))
         changed = changed[changed != i]
         assert len(changed) <= 5
         refreshed[changed] += 1
-        q_hat, _ = predict_all(cfg, state, transitions.next_obs)
+        q_hat, width = predict_all(cfg, state, transitions.next_obs)
         np.testing.assert_allclose(state.q_hat[changed], q_hat[changed], atol=1e-8)
+        np.testing.assert_allclose(state.width[changed], width[changed], atol=1e-7)
+        # The new pair is learned from at once, the others with the targets that they had.
+        q_hat, width = predict_all(cfg, before, transitions.next_obs[i : i + 1])
+        best = np.clip(q_hat + cfg.beta * width, 0, CAP).max()
+        newest = transitions.reward[i] + cfg.gamma * (cfg.terminal_value if transitions.terminated[i] else best)
+        targets = np.append(before.posterior.targets[:i], newest)
+        expected = batch_ridge(phi[: i + 1], targets, cfg.lam, explicit(cfg.features, queries))
+        assert_close(predict_all(cfg, state, queries), expected, 1e-7)
         # What the next step will solve for is the sum over all pairs with the targets that they have now.
         post = state.posterior
         np.testing.assert_allclose(post.moment, post.psi.T @ (post.action * post.targets[:, None]), atol=1e-8)
@@ -108,9 +78,9 @@ class Remembering:
         # Always nine rows, for psi to be compiled once.
         padded = np.zeros((9, 2))
         padded[: len(states)] = states
-        queries = explicit(self.made, (), padded)[: len(states)]
+        queries = explicit(self.made, padded)[: len(states)]
         if not self.phi:
-            return np.zeros(queries.shape[:2]), np.sqrt((queries**2).sum(-1) / self.cfg.lam)
+            return np.zeros(queries.shape[:2]), np.full(queries.shape[:2], np.sqrt(1 / self.cfg.lam))
         return batch_ridge(np.array(self.phi), np.array(self.targets), self.cfg.lam, queries)
 
     def value(self, states, ends):
@@ -122,7 +92,7 @@ class Remembering:
         rows = [(len(self.phi), reward, next_obs, end), *self.slots.values()]
         index, rewards, states, ends = (np.array(column) for column in zip(*rows, strict=True))
         fresh = rewards + self.cfg.gamma * self.value(states, ends)
-        self.phi.append(explicit(self.made, (), np.tile(obs, (9, 1)))[0, action])
+        self.phi.append(explicit(self.made, np.tile(obs, (9, 1)))[0, action])
         self.targets.append(0.0)
         for i, target in zip(index, fresh, strict=True):
             self.targets[i] = target
@@ -163,7 +133,7 @@ def test_pairs_that_left_the_memory_keep_their_last_target(eviction):
 
 def test_a_memory_that_is_never_full_is_the_default():
     transitions = random_transitions(12, seed=26)
-    plain, with_memory = config("online"), config("online", memory=12, eviction="reservoir")
+    plain, with_memory = config("dictionary"), config("dictionary", memory=12, eviction="reservoir")
     state = after = kql_init(plain, 2)
     for i in range(12):
         state, info = step(plain, state, row(transitions, i))
@@ -174,14 +144,14 @@ def test_a_memory_that_is_never_full_is_the_default():
 def test_a_memory_with_more_backups_and_with_lazy_rows_keeps_the_regression():
     """Pairs that left are neither lost nor counted twice, whatever else is on: the widths are those of all pairs."""
     transitions = random_transitions(40, seed=27)
-    phi = explicit(make_map("grouped"), (), transitions.obs)[np.arange(40), np.asarray(transitions.action)]
+    phi = explicit(make_map("grouped"), transitions.obs)[np.arange(40), np.asarray(transitions.action)]
     for options, eviction in (({"backups": 3}, "reservoir"), ({"refresh_rows": 3}, "oldest")):
         # Without discount the targets are the rewards, whenever they were computed.
         cfg = config("grouped", horizon=60, memory=6, eviction=eviction, gamma=0.0, lam=0.01, **options)
         state, info = learn(cfg, kql_init(cfg, 2), transitions)
         assert bool(info.is_stored.all()) and not bool(info.is_full.any())
         queries = random_pairs(28, 3)[0]
-        expected = batch_ridge(phi, np.asarray(transitions.reward), 0.01, explicit(cfg.features, (), queries))
+        expected = batch_ridge(phi, np.asarray(transitions.reward), 0.01, explicit(cfg.features, queries))
         assert_close(predict_all(cfg, state, queries), expected, 1e-8)
 
 

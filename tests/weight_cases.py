@@ -24,7 +24,6 @@ def make_map(name, num_actions=3):
         "taylor": lambda: features.taylor(RBF, 2, num_actions, order=4),
         "grouped": lambda: features.taylor(kqljax.RBF(eta=0.02), 2, num_actions, 1e-4),
         "dictionary": lambda: features.dictionary(RBF, random_pairs(0, 60)[0], num_actions, 1e-2),
-        "online": lambda: features.online_dictionary(RBF, 2, num_actions, 24, 1e-3),
         "fourier": lambda: features.random_fourier(RBF, 2, num_actions, 8),
         "linear": lambda: features.linear(kqljax.Linear(), 2, num_actions),
     }[name]()
@@ -39,7 +38,6 @@ def config(name="taylor", **changes):
 LAZY = {
     "default": {},
     "some rows": {"refresh_rows": 3},
-    "all rows at some steps": {"refresh_every": 3},
     "reservoir": {"memory": 5, "eviction": "reservoir", "refresh_rows": 2},
 }
 
@@ -82,19 +80,23 @@ def assert_close(one, other, atol):
 
 
 @jit
-def psi_of(made, basis, obs):
-    return jax.vmap(lambda state: made.psi(basis, state))(obs)
+def psi_of(made, obs):
+    return jax.vmap(made.psi)(obs)
 
 
-def explicit(made, basis, obs):
+def explicit(made, obs):
     """R[a]^T psi(s) `[N, A, D]` in NumPy."""
-    psi = np.asarray(psi_of(made, basis, jnp.asarray(obs, jnp.float64)))
+    psi = np.asarray(psi_of(made, jnp.asarray(obs, jnp.float64)))
     return np.einsum("nm,amd->nad", psi, np.asarray(made.root, np.float64))
 
 
-def batch_ridge(phi, target, lam, queries):
-    """Mean and width of ridge regression on rows phi `[N, D]`, at rows `queries` `[..., D]`, by a dense solve."""
+def batch_ridge(phi, target, lam, queries, own=1.0):
+    """Mean and width of ridge regression on rows phi `[N, D]`, at rows `queries` `[..., D]`, by a dense solve.
+
+    What the queries' norms leave of k(x, x) = `own` is not known; 0 is a width within the features.
+    """
     factor = np.linalg.cholesky(phi.T @ phi + lam * np.eye(phi.shape[1]))
     mean = queries @ np.linalg.solve(factor.T, np.linalg.solve(factor, phi.T @ target))
     white = np.linalg.solve(factor, queries.reshape(-1, phi.shape[1]).T)
-    return mean, np.sqrt((white**2).sum(axis=0)).reshape(queries.shape[:-1])
+    squared = (white**2).sum(axis=0).reshape(queries.shape[:-1])
+    return mean, np.sqrt(squared + np.maximum(own - (queries**2).sum(axis=-1), 0) / lam)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import gymnasium
@@ -19,7 +19,7 @@ from kqljax.agent.learners import Learner, make_learner
 from kqljax.agent.loops import Loop, SingleLoop, Steps, Totals, VectorLoop
 from kqljax.agent.progress import learning_bar
 from kqljax.agent.scaling import Ranges, check_end_value, check_obs_bounds, check_reward_range
-from kqljax.agent.spaces import check_env, make_env, preset_of, read_actions, read_observations, spaces_of
+from kqljax.agent.spaces import check_env, make_env, open_env, preset_of, read_actions, read_observations, spaces_of
 from kqljax.checks import whole_number
 from kqljax.config import KQLConfig
 from kqljax.errors import describe
@@ -150,7 +150,7 @@ class KQL:
     def env(self) -> Any:
         """The environment that the agent learns in; one that was given by name is opened when it is needed."""
         if self._env is None and self._given is not None:
-            self._env = make_env(self._given) if isinstance(self._given, str) else check_env(self._given)
+            self._env = open_env(self._given)
         return self._env
 
     @property
@@ -190,16 +190,17 @@ class KQL:
     @property
     def obs_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Low `[l]` and high `[l]` that become -1 and 1; estimates where they were not known."""
-        return self._memory.ranges.low.copy(), self._memory.ranges.high.copy()
+        return self._memory.ranges.bounds
 
     @property
     def reward_range(self) -> tuple[float, float]:
         """Raw rewards that become 0 and 1; estimates where they were not known."""
-        return self._memory.ranges.reward_low, self._memory.ranges.reward_high
+        scaling = self._memory.ranges.scaling()
+        return scaling.reward_low, scaling.reward_high
 
     def __repr__(self) -> str:
         name = self.env_name or ("no environment" if self._given is None else type(self._given).__name__)
-        kept = f"{self._memory.history.count} transitions kept (at most {SIZE})"
+        kept = f"{self._memory.history.num_kept} transitions kept (at most {SIZE})"
         return f"KQL({name!r}, {self._learner.name}, {self.num_timesteps} steps, {kept}, seed={self.seed})"
 
     # Learning ------------------------------------------------------------------------------------------------------------
@@ -239,7 +240,11 @@ class KQL:
         memory = self._memory
         self._learner.start(memory.history.total, total_timesteps + loop.num_envs - 1)
         # A number of its own for every call, which no other seed has.
-        seed = np.random.SeedSequence([self.seed, memory.history.total]).generate_state(1)[0] if memory.history.total else self.seed
+        seed = (
+            np.random.SeedSequence([self.seed, memory.history.total]).generate_state(1)[0]
+            if memory.history.total
+            else self.seed
+        )
         obs = loop.reset(int(seed))
         memory = memory._replace(
             history=memory.history.begun(loop.num_envs),
@@ -249,7 +254,7 @@ class KQL:
         first, totals = memory.history.total, Totals(loop.num_envs)
         with learning_bar(total_timesteps, progress_bar) as show:
             while memory.history.total < first + total_timesteps:
-                action, now = self._learner.choose(memory.now, memory.history, memory.ranges, obs)
+                action, now = self._learner.choose(memory.now, memory.history, memory.ranges, obs, loop.is_moved)
                 steps = loop.step(action)
                 history = memory.history.added(steps)
                 ranges = memory.ranges.covering(np.concatenate([steps.next_obs, steps.now]), steps.reward)
@@ -277,18 +282,35 @@ class KQL:
     def _open(self) -> Loop:
         if self.env is None:
             raise ValueError("the agent was loaded from a file and has no environment to learn in: learn(..., env=...).")
-        kind = VectorLoop if isinstance(self.env, gymnasium.vector.VectorEnv) else SingleLoop
-        return kind(self.env, self._observations, self.actions)
+        if not isinstance(self.env, gymnasium.vector.VectorEnv):
+            return SingleLoop(self.env, self._observations, self.actions)
+        if self.env.num_envs > SIZE // 4:
+            raise ValueError(
+                f"{self.env.num_envs} environments side by side would fill the history of {SIZE} transitions in a few steps: "
+                f"take at most {SIZE // 4}."
+            )
+        return VectorLoop(self.env, self._observations, self.actions)
 
     def _replace_env(self, env: Any) -> None:
-        new = make_env(env) if isinstance(env, str) else check_env(env)
-        observation_space, action_space = spaces_of(new)
-        found, mine = read_observations(observation_space), self._observations
-        if (found.shape, found.num_values, found.start) != (mine.shape, mine.num_values, mine.start):
-            raise ValueError(f"the agent learned from observations of shape {mine.shape}, this environment has {found.shape}.")
-        read_actions(action_space, list(self.actions))
+        if env is self._env:
+            return  # the agent's own, which it may have opened itself
+        new = open_env(env)
+        try:
+            self._check_spaces(new)
+        except ValueError:
+            if isinstance(env, str):
+                new.close()
+            raise
         self.close()
         self._given, self._env = env, new
+
+    def _check_spaces(self, env: Any) -> None:
+        observation_space, action_space = spaces_of(env)
+        found, mine = read_observations(observation_space), self._observations
+        if (found.shape, found.num_values, found.start) != (mine.shape, mine.num_values, mine.start):
+            words = [f"{each.num_values} values" if each.num_values else f"shape {each.shape}" for each in (mine, found)]
+            raise ValueError(f"the agent learned from observations of {words[0]}, this environment has {words[1]}.")
+        read_actions(action_space, list(self.actions))
 
     def close(self) -> None:
         """Closes the environment, if the agent opened it. It is opened again when it is needed."""
@@ -359,7 +381,9 @@ class KQL:
           (3,)
         """
         obs, is_batch = self._batch(observation)
-        found = self._learner.beliefs(self._fitted(), obs, self._memory.history, self._memory.ranges)
+        fitted = self._learner.completed(self._fitted(), self._memory.history, self._memory.ranges)
+        self._policy = self._memory.history, fitted
+        found = self._learner.beliefs(fitted, obs)
         return found if is_batch else Beliefs(*(each[0] for each in found))
 
     def _fitted(self) -> Any:
@@ -405,8 +429,12 @@ class KQL:
         finally:
             for each in envs if is_ours else ():
                 each.close()
-        columns = ([each.total for each in played], [len(each.obs) - 1 for each in played], [each.was_cut for each in played])
-        return Evaluation(*(np.array(column) for column in columns), limit)
+        return Evaluation(
+            returns=np.array([each.total for each in played]),
+            lengths=np.array([len(each.obs) - 1 for each in played]),
+            was_cut=np.array([each.was_cut for each in played]),
+            max_steps=limit,
+        )
 
     @property
     def evaluation_seed(self) -> int:

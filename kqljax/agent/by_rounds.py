@@ -28,6 +28,9 @@ from kqljax.rounds.widths import Scales
 FIRST_CAPACITY = 1024
 """Rows of the first compiled fit; the second has room for all that a history keeps."""
 
+_SIDE_BY_SIDE = 16
+"""Environments side by side come in multiples of this: fewer share the programs of one."""
+
 _NEW = ("new_place", "new_action", "new_features", "new_whiten", "num_new")
 """What of a learner changes from step to step."""
 
@@ -87,13 +90,15 @@ class Rounds:
     def resumed(self, now: Round | None) -> None:
         """Nothing is left of the round before: an agent goes on after a break as it does after a file."""
 
-    def choose(self, now: Round | None, history: History, ranges: Ranges, obs: np.ndarray) -> tuple[np.ndarray, Round]:
+    def choose(
+        self, now: Round | None, history: History, ranges: Ranges, obs: np.ndarray, is_moved: np.ndarray
+    ) -> tuple[np.ndarray, Round]:
         """Actions `[n]` at raw observations `[n, l]`, after a fit where a round begins."""
         with jax.enable_x64(True):
             if now is None or history.total >= now.ends:
                 now = self._begin(now, history, ranges, len(obs))
             player = now.player
-            action, new = _programs().choose(self._recipe, player, now.scaling.observe(obs))
+            action, new = _programs().choose(self._recipe, player, now.scaling.observe(obs), is_moved)
             player = player._replace(learner=player.learner._replace(**new))
             return check_actions(np.asarray(action)), now._replace(player=player)
 
@@ -106,21 +111,25 @@ class Rounds:
         scaling, transitions = self._transitions(history, ranges)
         schedule = Schedule.of(self.numbers) if before is None else before.schedule
         due, schedule = schedule.next(history.total)
-        most_new = self._most_new(transitions.capacity) + num_envs - 1
-        moved = before is not None and before.scaling is not scaling and not _same(before.scaling, scaling)
-        if moved:
-            due = due._replace(scales=history.count >= self.numbers.first_fit)
+        most_new = self._most_new(transitions.capacity, num_envs)
+        if before is not None and not _same(before.scaling, scaling):
+            # Widths and policies that were fitted with other bounds are wrong in these.
+            due = Due(
+                scales=history.num_kept >= self.numbers.first_fit, finish=history.total >= self.numbers.own_from, last=False
+            )
         last = nobody(self._recipe, transitions, most_new) if before is None else before.player
-        player = _programs().begin(self._recipe, transitions, last, due, most_new)
-        steps = schedule.steps(history.count)
+        player = _programs().begin(self._recipe, transitions, _taken_over(last), due, most_new)
+        steps = schedule.steps(history.num_kept)
         return Round(player, scaling, history.total + steps, schedule)
 
-    def _most_new(self, capacity: int) -> int:
-        return max(self.numbers.least_round, int(capacity * self.numbers.round_share))
+    def _most_new(self, capacity: int, num_envs: int) -> int:
+        """Pairs that may come in a round. The last step of it begins with one less than there are steps, and adds a few."""
+        side_by_side = -num_envs % _SIDE_BY_SIDE + num_envs
+        return max(self.numbers.least_round, int(capacity * self.numbers.round_share)) + side_by_side
 
     def _transitions(self, history: History, ranges: Ranges) -> tuple[Scaling, Transitions]:
         scaling, rows = ranges.scaling(), history.ordered()
-        capacity = FIRST_CAPACITY if history.count <= FIRST_CAPACITY else SIZE
+        capacity = FIRST_CAPACITY if history.num_kept <= FIRST_CAPACITY else SIZE
 
         def column(values: np.ndarray, dtype: Any = np.float64) -> np.ndarray:
             made = np.zeros((capacity, *values.shape[1:]), dtype)
@@ -135,7 +144,7 @@ class Rounds:
             discount=column(~rows["terminated"]),
             is_first=column(rows["is_first"], bool),
             is_last=column(rows["is_last"], bool),
-            count=np.int32(history.count),
+            count=np.int32(history.num_kept),
             end_value=np.float64(self._end_value(scaling)),
             num_actions=self.num_actions,
         )
@@ -144,11 +153,10 @@ class Rounds:
         """The finished policy of all transitions: what `kqljax.rounds.fit` makes of them."""
         with jax.enable_x64(True):
             scaling, transitions = self._transitions(history, ranges)
-            most_new = self._most_new(transitions.capacity)
-            due = Due(scales=history.count >= self.numbers.first_fit, finish=True, last=True)
-            player = _programs().begin(
-                self._recipe, transitions, nobody(self._recipe, transitions, most_new), due, most_new
-            )
+            most_new = self._most_new(transitions.capacity, 1)
+            due = Due(scales=history.num_kept >= self.numbers.first_fit, finish=True, last=True)
+            last = nobody(self._recipe, transitions, most_new)
+            player = _programs().begin(self._recipe, transitions, _taken_over(last), due, most_new)
             found = player.finished
             return Fitted(found.ensemble, found.model, (player.learner, player.scales), scaling)
 
@@ -159,12 +167,17 @@ class Rounds:
             action = _programs().act(self._recipe, fitted.ensemble, fitted.model, rows)
             return check_actions(np.asarray(action)[: len(obs)])
 
-    def beliefs(self, fitted: Fitted, obs: np.ndarray, history: History, ranges: Ranges) -> Beliefs:
+    def completed(self, fitted: Fitted, history: History, ranges: Ranges) -> Fitted:
+        """With its optimism, which no file keeps: it is ten times as large as what acts."""
+        if fitted.optimism is not None:
+            return fitted
+        return fitted._replace(optimism=self.finished(None, history, ranges).optimism)
+
+    def beliefs(self, fitted: Fitted, obs: np.ndarray) -> Beliefs:
         """`[n, A]` each at raw observations `[n, l]`."""
-        optimism = fitted.optimism or self.finished(None, history, ranges).optimism
-        assert optimism is not None
+        assert fitted.optimism is not None
         with jax.enable_x64(True):
-            policy = Policy(self._recipe, fitted.ensemble, fitted.model, *optimism)
+            policy = Policy(self._recipe, fitted.ensemble, fitted.model, *fitted.optimism)
             found = _programs().values(policy, padded(fitted.scaling.observe(obs)))
             return Beliefs(*(np.asarray(each)[: len(obs)] for each in found))
 
@@ -173,7 +186,7 @@ class Rounds:
         return {"numbers": self.numbers, "end_value": self.end_value}
 
     def kept(self, fitted: Fitted) -> Fitted:
-        """What acts. Optimism is ten times as large, and is fitted again from the history when somebody asks for it."""
+        """What acts."""
         return fitted._replace(optimism=None)
 
     def restored(self, kept: Fitted | None) -> tuple[Fitted | None, None]:
@@ -194,13 +207,17 @@ def _programs() -> _Programs:
     options = CPU_COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
     jit = functools.partial(jax.jit, compiler_options=options)
 
-    def choose_all(recipe: Recipe, player: Player, obs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        def one(learner: Learner, obs: jax.Array) -> tuple[Learner, jax.Array]:
-            action, after = choose(recipe, player._replace(learner=learner), obs)
-            return after.learner, action
+    def choose_all(
+        recipe: Recipe, player: Player, obs: jax.Array, is_moved: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def one(new: dict[str, jax.Array], asked: tuple[jax.Array, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
+            obs, is_moved = asked
+            action, after = choose(recipe, player._replace(learner=player.learner._replace(**new)), obs)
+            # An action that is not taken is no pair.
+            return {name: jnp.where(is_moved, getattr(after.learner, name), new[name]) for name in _NEW}, action
 
-        learner, action = jax.lax.scan(one, player.learner, obs)
-        return action, {name: getattr(learner, name) for name in _NEW}
+        new, action = jax.lax.scan(one, {name: getattr(player.learner, name) for name in _NEW}, (obs, is_moved))
+        return action, new
 
     return _Programs(
         begin=jit(begin, static_argnums=4),
@@ -210,5 +227,10 @@ def _programs() -> _Programs:
     )
 
 
+def _taken_over(player: Player) -> Player:
+    """What a round takes over: not the learner, whose size follows the capacity, so that another size is no other program."""
+    return player._replace(learner=None)  # type: ignore[arg-type]
+
+
 def _same(one: Scaling, other: Scaling) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
+    return bool(jax.tree.all(jax.tree.map(np.array_equal, one, other)))

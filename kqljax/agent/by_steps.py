@@ -23,8 +23,8 @@ from kqljax.kql import kql_grow, kql_init, kql_policy, kql_predict, kql_step, op
 from kqljax.memory import estimate_memory
 from kqljax.state import KQLState, Transition
 
-FIRST_CAPACITY = 1000
-"""Room that a run starts with at most. It doubles when it is full: a step costs O(capacity^2), a new size a compile."""
+LEAST_CAPACITY, FIRST_CAPACITY = 128, 1000
+"""Room that a run starts with. It doubles when it is full: a step costs O(capacity^2), a new size a compile."""
 
 
 class Learned(NamedTuple):
@@ -40,7 +40,7 @@ class Learned(NamedTuple):
 
 
 class Steps:
-    """Algorithm 1. Nothing in it changes but the horizon: what was learned is `Learned`."""
+    """Algorithm 1. Nothing in it changes but the numbers, at the first call of `learn`: what was learned is `Learned`."""
 
     name = "Algorithm 1"
     acts_by = "optimistic"
@@ -61,12 +61,10 @@ class Steps:
             )
 
     def start(self, total: int, num_steps: int) -> None:
-        """Room for `num_steps` more than `total`. lam and beta are for the first call of `learn`, where no horizon was given."""
+        """Looks at the memory. lam and beta are for the first call of `learn`, where no horizon was given."""
         self._check_memory(total + num_steps)
         if total == 0 and not self.is_sized:
             self.numbers = dataclasses.replace(self.numbers, horizon=num_steps, lam=None, beta=None).validate()
-        elif total + num_steps > self.numbers.horizon:
-            self.numbers = dataclasses.replace(self.numbers, horizon=total + num_steps)
 
     def _check_memory(self, steps: int) -> None:
         if self.numbers.features is not None:
@@ -75,35 +73,41 @@ class Steps:
             needed = estimate_memory(dataclasses.replace(self.numbers, horizon=steps), obs_dim=self.obs_dim, dtype=jnp.float64)
         if needed > _physical_memory() // 2:
             raise ValueError(
-                f"{steps} steps of Algorithm 1 take {needed / 2**30:.0f} GiB, more than half of this machine's memory: it grows "
-                "with the square of the steps, and time with the cube. Take recipe='default', whose memory is bounded, or give "
-                "a KQLConfig with features (docs/features.md), which is linear in the steps."
+                f"{steps} steps of Algorithm 1 take {needed / 2**30:.0f} GiB, more than half of this machine's memory: it "
+                "grows with the square of the steps, and time with the cube. Take recipe='default', whose memory is bounded, "
+                "or give a KQLConfig with features (docs/features.md), which is linear in the steps."
             )
 
     def resumed(self, now: Learned | None) -> Learned | None:
         """It goes on."""
         return now
 
-    def choose(self, now: Learned | None, history: History, ranges: Ranges, obs: np.ndarray) -> tuple[np.ndarray, Learned]:
+    def choose(
+        self, now: Learned | None, history: History, ranges: Ranges, obs: np.ndarray, is_moved: np.ndarray
+    ) -> tuple[np.ndarray, Learned]:
         """Actions `[n]` at raw observations `[n, l]`."""
         if now is None:
             now = self._empty(ranges)
         return self._act(now, obs, None, history.total), now
 
     def _empty(self, ranges: Ranges) -> Learned:
+        capacity = min(max(self.numbers.horizon, LEAST_CAPACITY), FIRST_CAPACITY, self.numbers.memory or FIRST_CAPACITY)
         with jax.enable_x64(True):
-            state = kql_init(self.numbers, self.obs_dim, jnp.float64, capacity=min(self.numbers.capacity, FIRST_CAPACITY))
-        return Learned(state, ranges.scaling())
+            return Learned(kql_init(self.numbers, self.obs_dim, jnp.float64, capacity=capacity), ranges.scaling())
+
+    def _numbers(self, state: KQLState, **changed: Any) -> KQLConfig:
+        """The numbers for a compiled program. It knows the size of the state; with the horizon it would be one for each run."""
+        return in_dtype(dataclasses.replace(self.numbers, horizon=state.capacity, **changed), jnp.float64)
 
     def learned(self, now: Learned, history: History, num_steps: int) -> Learned:
         """With the newest `num_steps` transitions of the history, one after another."""
         with jax.enable_x64(True):
-            cfg, state = in_dtype(self.numbers, jnp.float64), now.state
-            while state.capacity < min(cfg.capacity, history.total):
-                size = 2 * state.capacity
-                # A last stage that adds little would cost a compile for little.
-                state = kql_grow(state, cfg.capacity if cfg.capacity <= 1.5 * size else size)
-            rows = {name: column[history.count - num_steps : history.count] for name, column in history.rows.items()}
+            state = now.state
+            room = _room(self.numbers, state.capacity, history.total)
+            if room > state.capacity:
+                state = kql_grow(state, room)
+            cfg = self._numbers(state)
+            rows = {name: column[history.num_kept - num_steps : history.num_kept] for name, column in history.rows.items()}
             for i in range(num_steps):
                 moved = Transition(
                     now.scaling.observe(rows["obs"][i]),
@@ -129,18 +133,21 @@ class Steps:
         return self._act(now, obs, is_random, number)
 
     def _act(self, now: Learned, obs: np.ndarray, is_random: bool | None, number: int) -> np.ndarray:
-        cfg = self.numbers if is_random is None else dataclasses.replace(self.numbers, tie_break="random" if is_random else "first")
+        ties = {} if is_random is None else {"tie_break": "random" if is_random else "first"}
         with jax.enable_x64(True):
             key = jax.random.fold_in(jax.random.key(self.seed), number)
-            rows = padded(now.scaling.observe(obs))
-            return check_actions(np.asarray(_programs().act(in_dtype(cfg, jnp.float64), now.state, rows, key))[: len(obs)])
+            action = _programs().act(self._numbers(now.state, **ties), now.state, padded(now.scaling.observe(obs)), key)
+            return check_actions(np.asarray(action)[: len(obs)])
 
-    def beliefs(self, now: Learned, obs: np.ndarray, history: History, ranges: Ranges) -> Beliefs:
+    def completed(self, now: Learned, history: History, ranges: Ranges) -> Learned:
+        """A file keeps everything."""
+        return now
+
+    def beliefs(self, now: Learned, obs: np.ndarray) -> Beliefs:
         """Q-hat, width and Q-tilde, `[n, A]` each, at raw observations `[n, l]`."""
         with jax.enable_x64(True):
-            found = _programs().look(in_dtype(self.numbers, jnp.float64), now.state, padded(now.scaling.observe(obs)))
+            found = _programs().look(self._numbers(now.state), now.state, padded(now.scaling.observe(obs)))
             return Beliefs(*(np.asarray(each)[: len(obs)] for each in found))
-
 
     def as_dict(self) -> dict[str, Any]:
         """What `learners.of_file` makes it from."""
@@ -156,6 +163,16 @@ class Steps:
             with jax.enable_x64(True):
                 kept = kept._replace(state=jax.tree.map(jnp.asarray, kept.state))
         return kept, kept
+
+
+def _room(cfg: KQLConfig, capacity: int, needed: int) -> int:
+    """Transitions to have room for: it doubles when it is full, and ends at what the run is known to need."""
+    while capacity < needed and capacity != cfg.memory:
+        # A last stage that adds little would cost a compile for little.
+        is_last = needed <= cfg.horizon <= 3 * capacity
+        capacity = cfg.horizon if is_last else 2 * capacity
+        capacity = capacity if cfg.memory is None else min(capacity, cfg.memory)
+    return capacity
 
 
 class _Programs(NamedTuple):

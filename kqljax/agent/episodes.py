@@ -102,16 +102,17 @@ def _side_by_side(
 ) -> list[Episode]:
     """One episode in each environment. Those that are over go on being asked about, so that batches keep their shape."""
     obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
-    seen, frames = [[each] for each in obs], [[env.render()] if has_frames else [] for env in envs]
+    # As copies: an environment may give the same array again and again.
+    seen, frames = [[np.array(each)] for each in obs], [[env.render()] if has_frames else [] for env in envs]
     totals, terminated, is_over = np.zeros(len(envs)), np.zeros(len(envs), bool), np.zeros(len(envs), bool)
     was_cut = np.zeros(len(envs), bool)
     steps = 0
     while not is_over.all():
         actions, _ = agent.predict(np.stack(obs), deterministic=True)
         steps += 1
-        for i in np.flatnonzero(~is_over):
+        for i in np.flatnonzero(~is_over).tolist():
             obs[i], reward, terminated[i], truncated, _ = envs[i].step(actions[i])
-            seen[i].append(obs[i])
+            seen[i].append(np.array(obs[i]))
             totals[i] += float(reward)
             is_over[i] = terminated[i] or truncated
             if has_frames:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -44,8 +45,10 @@ class Learner(Protocol):
         """What `now` becomes when `learn` is called again."""
         ...
 
-    def choose(self, now: Any, history: History, ranges: Ranges, obs: np.ndarray) -> tuple[np.ndarray, Any]:
-        """Actions `[n]` that explore, at raw observations `[n, l]`."""
+    def choose(
+        self, now: Any, history: History, ranges: Ranges, obs: np.ndarray, is_moved: np.ndarray
+    ) -> tuple[np.ndarray, Any]:
+        """Actions `[n]` that explore, at raw observations `[n, l]`; `is_moved` `[n]` says which of them will be taken."""
         ...
 
     def learned(self, now: Any, history: History, num_steps: int) -> Any:
@@ -60,8 +63,12 @@ class Learner(Protocol):
         """Actions `[n]` that do not explore."""
         ...
 
-    def beliefs(self, fitted: Any, obs: np.ndarray, history: History, ranges: Ranges) -> Beliefs:
-        """`[n, A]` each."""
+    def completed(self, fitted: Any, history: History, ranges: Ranges) -> Any:
+        """`fitted` with all that `beliefs` needs: a file keeps less."""
+        ...
+
+    def beliefs(self, fitted: Any, obs: np.ndarray) -> Beliefs:
+        """`[n, A]` each, of a completed `fitted`."""
         ...
 
     def as_dict(self) -> dict[str, Any]:
@@ -112,19 +119,13 @@ def make_learner(
         raise ValueError(
             f"recipe must be 'default', 'paper', a kqljax.rounds.Recipe or a kqljax.KQLConfig, got {describe(recipe)}."
         )
-    gamma = given.get("gamma", KQLConfig.gamma)
-    horizon = given.get("horizon")
     Steps.check_ranges(ranges)
     share = ranges.scaling().end_value if end_value is None else end_value
-    config = KQLConfig(
-        kernel=given.get("kernel", RBF(eta=eta)),
-        num_actions=num_actions,
-        horizon=_FIRST_HORIZON if horizon is None else horizon,
-        gamma=gamma,
-        features=given.get("features"),
-        terminal_value=share / (1 - gamma) if 0 <= gamma < 1 else 0.0,
-    )
-    return Steps(config, obs_dim, ranges, seed, is_sized=horizon is not None)
+    numbers: dict[str, Any] = {"kernel": RBF(eta=eta), "num_actions": num_actions, "horizon": _FIRST_HORIZON, **given}
+    config = KQLConfig(**numbers)
+    # Only now is it known that gamma is a number below 1.
+    config = dataclasses.replace(config, terminal_value=share / (1 - config.gamma))
+    return Steps(config, obs_dim, ranges, seed, is_sized="horizon" in given)
 
 
 def of_file(found: dict[str, Any], obs_dim: int, num_actions: int, ranges: Ranges, seed: int) -> Learner:

@@ -38,9 +38,17 @@ class Steps(NamedTuple):
 
 
 class Loop(Protocol):
-    """What the agent asks of its environments."""
+    """What the agent asks of its environments.
+
+    Attributes:
+      num_envs: n.
+      is_moved: `[n]` bool, the environments that the next step moves; the others it only resets.
+    """
 
     num_envs: int
+
+    @property
+    def is_moved(self) -> np.ndarray: ...
 
     def reset(self, seed: int | None) -> np.ndarray:
         """First observations `[n, l]` of new episodes."""
@@ -54,8 +62,10 @@ class Loop(Protocol):
 class SingleLoop:
     """One environment."""
 
+    num_envs = 1
+    is_moved = np.ones(1, bool)
+
     def __init__(self, env: Any, observations: Observations, actions: np.ndarray) -> None:
-        self.num_envs = 1
         self._env, self._observations, self._actions = env, observations, actions
         self._now = np.zeros((1, observations.obs_dim))
 
@@ -88,12 +98,19 @@ class VectorLoop:
     def __init__(self, env: Any, observations: Observations, actions: np.ndarray) -> None:
         self.num_envs = int(env.num_envs)
         self._env, self._observations, self._actions = env, observations, actions
-        mode = env.metadata.get("autoreset_mode", "NextStep")  # gymnasium 1.0 has no other
+        # gymnasium's vectors share one dict of metadata with every other vector of the same environment, whatever its mode:
+        # their own word comes first. gymnasium 1.0 has neither, and no other mode than NextStep.
+        mode = getattr(env.unwrapped, "autoreset_mode", None) or env.metadata.get("autoreset_mode", "NextStep")
         self._mode = str(getattr(mode, "value", mode))
         if self._mode not in ("NextStep", "SameStep", "Disabled"):
             raise ValueError(f"unknown autoreset_mode {mode!r}: expected one of gymnasium.vector.AutoresetMode.")
         self._now = np.zeros((self.num_envs, observations.obs_dim))
         self._is_over = np.zeros(self.num_envs, bool)
+
+    @property
+    def is_moved(self) -> np.ndarray:
+        # With NextStep the step after an end only resets.
+        return ~self._is_over if self._mode == "NextStep" else np.ones(self.num_envs, bool)
 
     def reset(self, seed: int | None) -> np.ndarray:
         obs, _ = self._env.reset(seed=seed)
@@ -104,8 +121,7 @@ class VectorLoop:
         raw, reward, terminated, truncated, info = self._env.step(self._actions[action])
         before, after = self._now, self._observations.vectors(raw)
         over = np.asarray(terminated, bool) | np.asarray(truncated, bool)
-        # With NextStep the step after an end only resets: there is nothing to learn from it.
-        is_real = ~self._is_over if self._mode == "NextStep" else np.ones(self.num_envs, bool)
+        is_real = self.is_moved
         self._is_over, self._now, reached = over, after, after
         if np.any(over) and self._mode == "SameStep":
             reached = after.copy()

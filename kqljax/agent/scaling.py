@@ -123,6 +123,13 @@ class Ranges(NamedTuple):
         high = max(most, 1.5 * self.reward_high) if most > self.reward_high else self.reward_high
         return self._replace(reward_low=low, reward_high=high)
 
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Low `[l]` and high `[l]` that become -1 and 1."""
+        found, has_width = self.scaling(), self.low < self.high
+        low, high = found.centre - found.half_width, found.centre + found.half_width
+        return np.where(has_width, self.low, low), np.where(has_width, self.high, high)
+
     def scaling(self) -> Scaling:
         """The maps for these bounds; where nothing is known yet, or all that was seen is one value, the width is 1."""
         known = np.isfinite(self.low) & np.isfinite(self.high)
@@ -130,7 +137,6 @@ class Ranges(NamedTuple):
         half = (high - low) / 2
         reward_high = self.reward_high if self.reward_high > self.reward_low else self.reward_low + 1.0
         return Scaling((low + high) / 2, np.where(half > 0, half, 1.0), self.reward_low, reward_high)
-
 
 
 def check_obs_bounds(given: Any, obs_dim: int) -> tuple[np.ndarray, np.ndarray]:
@@ -169,6 +175,7 @@ def check_end_value(given: Any) -> float | None:
         value = math.nan
     if not 0 <= value <= 1:
         raise ValueError(
-            f"end_value must be in [0, 1], what an end is worth as a share of the largest value 1 / (1 - gamma), got {describe(given)}."
+            "end_value must be in [0, 1], what an end is worth as a share of the largest value 1 / (1 - gamma), got "
+            f"{describe(given)}."
         )
     return value

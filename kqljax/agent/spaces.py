@@ -68,11 +68,18 @@ _HARMLESS = frozenset(
 )
 """Wrappers of gymnasium that leave observations, actions and rewards as they are."""
 
+_HARMLESS_OPTIONS = frozenset(
+    {"render_mode", "num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps"}
+)
+"""Options of `gymnasium.make` and `make_vec` that leave the task as it is; wrappers are looked at one by one."""
+
 
 def preset_of(env: Any) -> Preset | None:
     """The paper's normalisation, where the environment is one of its tasks and nothing changes what goes in and out."""
-    name = getattr(getattr(env, "spec", None), "id", None)
-    return TASKS[name] if name in TASKS and _is_plain(env) else None
+    spec = getattr(env, "spec", None)
+    if spec is None or spec.id not in TASKS:
+        return None
+    return TASKS[spec.id] if _HARMLESS_OPTIONS.issuperset(spec.kwargs) and _is_plain(env) else None
 
 
 def _is_plain(env: Any) -> bool:

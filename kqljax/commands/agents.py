@@ -21,10 +21,14 @@ def errors_for_people() -> Iterator[None]:
 
 
 def add_agent(parser: argparse.ArgumentParser) -> None:
-    """The options that say which agent, where and how often."""
+    """The options that say which agent, where and for how long."""
     add_file(parser, "agent", metavar="AGENT", help="file that kqljax train wrote")
     parser.add_argument("--env", metavar="NAME", help="environment, by default the one it learned in")
-    parser.add_argument("--seed", type=int, help="of the first episode (default: one that training has not used)")
+    parser.add_argument("--seed", type=int, help="of the episodes (default: one that training has not used)")
+    parser.add_argument(
+        "--max-steps", metavar="N", type=int,
+        help="episodes are cut off then (default: the environment's time limit; 1000 where it has none)",
+    )  # fmt: skip
 
 
 def add_file(parser: argparse.ArgumentParser, *names: str, **options: Any) -> None:
@@ -34,10 +38,10 @@ def add_file(parser: argparse.ArgumentParser, *names: str, **options: Any) -> No
     parser.add_argument(*names, **options).complete = shtab.FILE  # type: ignore[attr-defined]
 
 
-def load_agent(path: str, env: str | None) -> KQL:
-    """The agent, with an environment's name to run in."""
+def load_agent(options: argparse.Namespace) -> KQL:
+    """The agent, in the environment that was asked for or in its own."""
     with errors_for_people():
-        agent = KQL.load(path)
-        if env is None and agent.env_name is None:
-            raise UsageError(f"{path} does not say which environment it learned in: give --env NAME.")
+        agent = KQL.load(options.agent, env=options.env)
+        if agent.env_name is None:
+            raise UsageError(f"{options.agent} does not say which environment it learned in: give --env NAME.")
         return agent

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
-from kqljax.agent import episodes
-from kqljax.agent.spaces import open_env
+from kqljax.agent import KQL, Evaluation, episodes
+from kqljax.agent.spaces import make_env
+from kqljax.checks import whole_number
 from kqljax.commands.agents import add_agent, errors_for_people, load_agent
-from kqljax.commands.base import INTERRUPTED, console_for_tables
+from kqljax.commands.base import INTERRUPTED, WorkBar
+
+_SIDE_BY_SIDE = 20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,35 +31,66 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    agent = load_agent(options.agent, options.env)
+    agent = load_agent(options)
+    seed = agent.evaluation_seed if options.seed is None else options.seed
     with errors_for_people():
-        env = open_env(options.env or agent.env_name)
-        seed = agent.seed + 1_000_003 if options.seed is None else options.seed
-        running = episodes.run(agent, env, options.episodes, seed)
         try:
-            shown = track(running, "evaluating", options.episodes, console=Console(stderr=True), transient=True)
-            returns = np.array([episode.total for episode in shown])
+            found = _evaluate(agent, options.episodes, seed, options.max_steps)
         except KeyboardInterrupt:
             return INTERRUPTED
-    found: dict[str, Any] = {
-        "agent": options.agent,
-        "env": options.env or agent.env_name,
-        "trained_steps": agent.num_timesteps,
-        "seed": seed,
-        "episodes": len(returns),
-        "mean": float(returns.mean()),
-        "std": float(returns.std()),
-        "min": float(returns.min()),
-        "max": float(returns.max()),
-        "returns": returns.tolist(),
-    }
     if options.json:
-        print(json.dumps(found, indent=1))
+        told = {
+            "agent": options.agent,
+            "env": agent.env_name,
+            "trained_steps": agent.num_timesteps,
+            "seed": seed,
+            "episodes": len(found.returns),
+            "mean": found.mean,
+            "std": found.std,
+            "min": float(found.returns.min()),
+            "max": float(found.returns.max()),
+            "cut_off": int(found.was_cut.sum()),
+            "max_steps": found.max_steps,
+            "returns": found.returns.tolist(),
+            "lengths": found.lengths.tolist(),
+        }
+        print(json.dumps(told, indent=1))
         return 0
-    console_for_tables().print(
-        f"{found['env']}: mean return {found['mean']:.1f}, std {found['std']:.1f}, from {found['min']:.1f} to "
-        f"{found['max']:.1f} over {found['episodes']} episodes; the agent had {found['trained_steps']} steps of training",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print(f"{agent.env_name}: {found}; the agent had {agent.num_timesteps} steps of training")
     return 0
+
+
+def _evaluate(agent: KQL, num_episodes: int, seed: int, max_steps: int | None) -> Evaluation:
+    """What `agent.evaluate` finds, with a progress bar."""
+    whole_number("--episodes", num_episodes, 1, "It is the number of episodes.")
+    assert agent.env_name is not None
+    opened = [make_env(agent.env_name) for _ in range(min(num_episodes, _SIDE_BY_SIDE))]
+    limit = episodes.limit_of(opened[0], max_steps)
+    begun = 0
+    with WorkBar() as bar:
+
+        def tell() -> None:
+            nonlocal begun
+            begun += 1
+            bar.show(max(0, begun - len(opened)), num_episodes, "evaluating")
+
+        played = episodes.run(agent, [_Told(env, tell) for env in opened], num_episodes, seed, limit)
+        bar.show(num_episodes, num_episodes, "evaluated")
+    return Evaluation(
+        returns=np.array([each.total for each in played]),
+        lengths=np.array([len(each.obs) - 1 for each in played]),
+        was_cut=np.array([each.was_cut for each in played]),
+        max_steps=limit,
+    )
+
+
+class _Told(gymnasium.Wrapper):
+    """Tells when an episode begins."""
+
+    def __init__(self, env: Any, tell: Callable[[], None]) -> None:
+        super().__init__(env)
+        self._tell = tell
+
+    def reset(self, **options: Any) -> Any:
+        self._tell()
+        return super().reset(**options)

@@ -6,7 +6,6 @@ import argparse
 import json
 
 from kqljax.commands.agents import add_agent, add_file, errors_for_people, load_agent
-from kqljax.commands.base import console_for_tables
 from kqljax.report import gif
 
 
@@ -24,17 +23,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    agent = load_agent(options.agent, options.env)
+    agent = load_agent(options)
     with errors_for_people():
         episode = gif.save_episode(
-            agent, options.out, env=options.env, seed=options.seed, width=options.width, every=options.every
+            agent, options.out, seed=options.seed, max_steps=options.max_steps, width=options.width, every=options.every
         )
-    found = {"file": options.out, "return": episode.total, "steps": len(episode.obs) - 1, "terminated": episode.terminated}
+    steps = len(episode.obs) - 1
     if options.json:
-        print(json.dumps(found, indent=1))
+        told = {"file": options.out, "return": episode.total, "steps": steps}
+        print(json.dumps({**told, "terminated": episode.terminated, "cut_off": episode.was_cut}, indent=1))
         return 0
-    end = "the task ended" if episode.terminated else "the time was over"
-    console_for_tables().print(
-        f"wrote {options.out}: {found['steps']} steps, return {episode.total:.1f}, {end}", highlight=False, soft_wrap=True
-    )
+    end = "the task ended" if episode.terminated else "cut off there" if episode.was_cut else "the time was over"
+    print(f"wrote {options.out}: {steps} steps, return {episode.total:.1f}, {end}")
     return 0

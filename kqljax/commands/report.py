@@ -9,7 +9,7 @@ from pathlib import Path
 from kqljax import experiment
 from kqljax.agent import KQL
 from kqljax.commands.agents import add_file, errors_for_people
-from kqljax.commands.base import UsageError, console_for_tables
+from kqljax.commands.base import UsageError
 from kqljax.files import replace_file
 from kqljax.report import records, style
 
@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Makes one HTML page of results, with everything inside: it can be mailed, and opens without a network.\n"
         "Of a directory that kqljax table1 wrote: the table with intervals, figures, settings, how to reproduce it.\n"
-        "Of an agent that kqljax train wrote: maps of value, width and policy, dimensions, an episode."
+        "Of an agent that kqljax train wrote: maps of value, spread and policy, an episode, its numbers."
     )
     parser.epilog = (
         "examples:\n  kqljax report results/                       # writes results/report.html\n"
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_file(parser, "source", metavar="DIR", help="directory of kqljax table1, or a file of kqljax train")
     add_file(parser, "--out", metavar="FILE", help="the page (default: report.html in DIR, or beside the agent)")
-    add("--axes", metavar=("I", "J"), type=int, nargs=2, default=(0, 1), help="entries of the state for an agent's maps")
+    add("--axes", metavar=("I", "J"), type=int, nargs=2, help="entries of the state for an agent's maps (default 0 1)")
     add("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -49,13 +49,15 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"file": str(out), "bytes": len(text.encode())}))
     else:
-        console_for_tables().print(f"wrote {out}, {len(text.encode()) / 1e6:.1f} MB", highlight=False, soft_wrap=True)
+        print(f"wrote {out}, {len(text.encode()) / 1e6:.1f} MB")
     return 0
 
 
 def _of_table(directory: Path, options: argparse.Namespace) -> str:
     from kqljax.report.table_page import make_table_page
 
+    if options.axes:
+        raise UsageError("--axes are of the maps of an agent; the page of a table has none: leave them out.")
     path = directory / experiment.RESULTS_FILE
     if not path.exists():
         raise UsageError(f"{directory} has no {experiment.RESULTS_FILE}: make one with kqljax table1 --out {directory}.")
@@ -75,4 +77,4 @@ def _of_agent(path: Path, options: argparse.Namespace) -> str:
         raise UsageError(f"{path} does not say which environment it learned in; make its page from Python, kqljax.report.")
     if agent.num_timesteps == 0:
         raise UsageError(f"{path} has learned nothing yet.")
-    return make_agent_page(agent, tuple(options.axes))
+    return make_agent_page(agent, tuple(options.axes or (0, 1)))

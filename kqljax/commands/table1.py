@@ -33,15 +33,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     names = {"nargs": "+", "metavar": "NAME"}
     add("--algorithms", **names, default=default.algorithms, help=f"default: {' '.join(default.algorithms)}")  # type: ignore[arg-type]
     add(
-        "--recipe", choices=tuple(OF_RECIPE), default="paper",
-        help="which learner stands for kql-rbf: the paper's, or learning in rounds, kql-rounds (default %(default)s)",
+        "--recipe", choices=tuple(OF_RECIPE),
+        help="what stands for kql-rbf: Algorithm 1 of the paper, or default, learning in rounds, kql-rounds (default paper)",
     )  # fmt: skip
     add("--tasks", **names, default=default.tasks, help=f"default: {' '.join(default.tasks)}")  # type: ignore[arg-type]
     add("--steps", metavar="N", type=int, default=default.steps, help="steps of training (default %(default)s)")
     add("--episodes", metavar="N", type=int, default=default.episodes, help="evaluation episodes (default %(default)s)")
     add(
         "--curve-points", metavar="N", type=int, default=default.curve_points,
-        help="points of the learning curves of kql-rbf, 0 for none (default %(default)s)",
+        help="points of the learning curves of kql-rbf and kql-rounds, 0 for none (default %(default)s)",
     )  # fmt: skip
     add(
         "--curve-seeds", metavar="N", type=int, default=default.curve_seeds,
@@ -57,7 +57,12 @@ def run(options: argparse.Namespace) -> int:
     first = options.first_seed
     if first is None:
         first = 0 if options.tuning else experiment.FIRST_REPORTING_SEED
-    row = OF_RECIPE[options.recipe]
+    if options.recipe and OF_RECIPE["paper"] not in options.algorithms:
+        raise UsageError(
+            f"--recipe says what stands for {OF_RECIPE['paper']}, which is not among --algorithms: leave it out, or name the "
+            f"rows there, such as {OF_RECIPE['default']}."
+        )
+    row = OF_RECIPE[options.recipe or "paper"]
     settings = experiment.Table1Settings(
         seeds=options.seeds,
         first_seed=first,
@@ -89,10 +94,9 @@ def run(options: argparse.Namespace) -> int:
     if options.markdown:
         print(table.markdown_table(document))
         return 0
-    console = console_for_tables()
-    table.print_table(document, console)
+    table.print_table(document, console_for_tables())
     written = [f"{options.out.rstrip('/')}/{experiment.RESULTS_FILE}", *map(str, paths)]
-    console.print(f"wrote {', '.join(written)}", highlight=False, soft_wrap=True)
+    print(f"wrote {', '.join(written)}")
     return 0
 
 

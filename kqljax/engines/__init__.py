@@ -37,8 +37,7 @@ class Learned(NamedTuple):
       slot: `[]` int32, the row of the tables it went to; their length where it went to none.
       width_sq: `[]` its squared width before.
       residual: `[]` mismatch of two ways to compute one number, a certificate of the arithmetic.
-      feature_error: `[]` how far the features are from the kernel at the states of this step; 0 in the exact engine.
-      is_basis_full: `[]` bool, a dictionary had no room for a state that it should have taken in.
+      feature_error: `[]` largest part of k(x, x) that the features leave out at the states of this step; 0 in the exact engine.
       inner: what the engine itself needs later.
     """
 
@@ -48,7 +47,6 @@ class Learned(NamedTuple):
     width_sq: Array
     residual: Array
     feature_error: Array
-    is_basis_full: Array
     inner: Any
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from kqljax.arrays import dot
 from kqljax.engines import Glance, Learned
-from kqljax.kernels import Kernel, Pair
+from kqljax.kernels import Kernel, Pair, self_kernel
 from kqljax.posterior import gram
 
 Array = jax.Array
@@ -57,7 +57,7 @@ class ExactEngine:
         vectors = gram.kernel_vectors(
             gram.stored_mixing(self.kernel, frozen.pairs), gram.state_terms(self.kernel, frozen.pairs, obs)
         )
-        own = gram.self_kernel(self.kernel, obs, vectors.shape[-1])
+        own = self_kernel(self.kernel, obs, vectors.shape[-1])
         whitened = gram.whiten(frozen, vectors, is_few=False)
         return dot(frozen.weights, vectors), gram.width_sq(self.lam, own, whitened)
 
@@ -92,7 +92,7 @@ class ExactEngine:
         # Lines 6-7 for the state just reached.
         of_next = slice(2, 2 + num_actions)
         next_mean = dot(posterior.weights, columns)[of_next]
-        next_own = gram.self_kernel(kernel, next_obs, num_actions)
+        next_own = self_kernel(kernel, next_obs, num_actions)
         next_width_sq = jnp.maximum(next_own - jnp.diagonal(overlaps)[of_next], 0.0) / self.lam
         seen = _Seen(
             posterior, is_wanted, pair, kernel.evaluate(pair, pair), query, columns, whitened, overlaps, targets, next_obs,
@@ -121,7 +121,6 @@ class ExactEngine:
             width_sq=update.width_sq,
             residual=jnp.abs(fitted - target),
             feature_error=jnp.zeros((), posterior.dtype),
-            is_basis_full=jnp.zeros((), bool),
             inner=update,
         )
         return new, table, learned
@@ -140,7 +139,7 @@ class ExactEngine:
         is_written = (jnp.arange(posterior.capacity) == learned.slot) & learned.is_stored
         vectors = jnp.where(is_written[:, None], of_newest, seen.query_vectors)
         mean, change = dot(jnp.stack([posterior.weights, update.direction]), vectors)
-        own = gram.self_kernel(self.kernel, query, num_actions)
+        own = self_kernel(self.kernel, query, num_actions)
         before = jnp.maximum(own - jnp.diagonal(seen.overlaps)[2 + num_actions :], 0.0) / self.lam
         after = jnp.maximum(before - change**2 / (self.lam * update.kappa), 0.0)
         return mean, jnp.where(update.is_stored, after, before)

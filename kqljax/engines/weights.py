@@ -17,6 +17,8 @@ Array = jax.Array
 
 
 class _Seen(NamedTuple):
+    """`unspanned` `[2 or 3, A]` is what the features leave out at the states left, reached and asked about."""
+
     posterior: weights.WeightPosterior
     slot: Array
     is_full: Array
@@ -25,12 +27,11 @@ class _Seen(NamedTuple):
     psi: Array
     next_psi: Array
     next_obs: Array
+    unspanned: Array
     chosen: Array
     white: Array
     white_moment: Array
     query_white: Array | None
-    is_basis_full: Array
-    feature_error: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +57,15 @@ class WeightEngine:
         return weights.grow(posterior, capacity), weights.grow_table(table, capacity)
 
     def predict(self, posterior: weights.WeightPosterior, obs: Array) -> tuple[Array, Array]:
-        return weights.predict(self.features, posterior, obs)
+        return weights.predict(self.features, self.lam, posterior, obs)
 
-    def freeze(self, posterior: weights.WeightPosterior) -> tuple[Any, weights.Condensed]:
-        return posterior.basis, weights.condense(posterior)
+    def freeze(self, posterior: weights.WeightPosterior) -> weights.Condensed:
+        return weights.condense(posterior)
 
-    def ask(self, frozen: tuple[Any, weights.Condensed], obs: Array) -> tuple[Array, Array]:
-        basis, condensed = frozen
-        return weights.at_features(condensed, self.features.psi(basis, obs))
+    def ask(self, frozen: weights.Condensed, obs: Array) -> tuple[Array, Array]:
+        psi = self.features.psi(obs)
+        mean, width_sq = weights.at_features(frozen, psi)
+        return mean, width_sq + self.features.residual(obs, psi) / self.lam
 
     def glance(
         self,
@@ -82,18 +84,16 @@ class WeightEngine:
         is_taken = is_wanted & ~is_full
         has_row = is_taken & (slot < capacity)
 
-        basis, is_basis_full = features.extend(posterior.basis, obs, is_taken)
-        basis, is_full_at_next = features.extend(basis, next_obs, is_taken)
-        states = [obs, next_obs] if query is None else [obs, next_obs, query]
-        psi = jax.vmap(lambda state: features.psi(basis, state))(jnp.stack(states))
-        gaps = jax.vmap(lambda state, row: features.gap(basis, state, row))(jnp.stack(states[:2]), psi[:2])
+        states = jnp.stack([obs, next_obs] if query is None else [obs, next_obs, query])
+        psi = jax.vmap(features.psi)(states)
+        unspanned = jax.vmap(features.residual)(states, psi)
 
         # The new row goes in before the others are read: reading first would make XLA copy the array at every step.
         is_lazy = targets is None
         targets = posterior.targets if targets is None else targets
         # With lazy targets the moment is carried on and holds all pairs already.
         rest = posterior.rest if is_lazy else self._rest(posterior, slot, targets, has_row)
-        posterior = weights.put_pair(posterior._replace(basis=basis, rest=rest), slot, psi[0], chosen, has_row)
+        posterior = weights.put_pair(posterior._replace(rest=rest), slot, psi[0], chosen, has_row)
         others = jnp.where((jnp.arange(capacity) == slot) & has_row, 0.0, targets)
         moment = posterior.moment if is_lazy else weights.sum_targets(posterior, others)
 
@@ -111,14 +111,13 @@ class WeightEngine:
             psi=psi[0],
             next_psi=psi[1],
             next_obs=next_obs,
+            unspanned=unspanned,
             chosen=chosen,
             white=dot(chosen, whitened[0]),
             white_moment=weights.whiten_moment(posterior, moment),
             query_white=None if query is None else whitened[2],
-            is_basis_full=is_basis_full | is_full_at_next,
-            feature_error=jnp.max(gaps),
         )
-        return Glance(dot(next_white, posterior.white), jnp.sum(next_white**2, axis=1), seen)
+        return Glance(dot(next_white, posterior.white), jnp.sum(next_white**2, axis=1) + unspanned[1] / self.lam, seen)
 
     def learn(
         self, table: weights.Table, glance: Glance, target: Array
@@ -147,10 +146,9 @@ class WeightEngine:
             is_stored=seen.is_taken,
             is_full=seen.is_full,
             slot=jnp.where(has_row, slot, posterior.capacity),
-            width_sq=update.width_sq,
+            width_sq=update.width_sq + jnp.dot(seen.chosen, seen.unspanned[0]) / self.lam,
             residual=jnp.abs(fitted - expected),
-            feature_error=seen.feature_error,
-            is_basis_full=seen.is_basis_full,
+            feature_error=jnp.max(seen.unspanned[:2]),
             inner=update,
         )
         return new, table, learned
@@ -188,7 +186,7 @@ class WeightEngine:
         assert seen.query_white is not None
         shrink = jnp.where(learned.is_stored, update.shrink, 0.0)
         white = seen.query_white - shrink * dot(seen.query_white, update.white)[:, None] * update.white
-        return dot(white, posterior.white), jnp.sum(white**2, axis=1)
+        return dot(white, posterior.white), jnp.sum(white**2, axis=1) + seen.unspanned[2] / self.lam
 
     def solve(
         self, posterior: weights.WeightPosterior, table: weights.Table, targets: Array

@@ -9,15 +9,14 @@ kernel, as a bound or as measured on sample states; `error_kind` says which.
 
     linear          the paper's linear kernel, exact
     taylor          RBF: the orthonormal basis of the paper's appendix, cut off at a degree; a bound
-    random_fourier  RBF and Matern: cosines and sines of random frequencies, plain or orthogonal; measured
+    random_fourier  RBF and Matern: cosines and sines of random frequencies; measured
     dictionary      kernels that are a state part times an action part: projection on chosen states; measured
-    online_dictionary   the same, states chosen while learning by approximate linear dependence; certified at each step
     auto            the smallest of these that meets a tolerance on a task
 """
 
 from kqljax.features.base import FeatureMap
 from kqljax.features.choose import auto, sample_states
-from kqljax.features.dictionary import dictionary, online_dictionary
+from kqljax.features.dictionary import dictionary
 from kqljax.features.fourier import random_fourier
 from kqljax.features.linear import linear
 from kqljax.features.product import kernel_error
@@ -29,7 +28,6 @@ __all__ = [
     "dictionary",
     "kernel_error",
     "linear",
-    "online_dictionary",
     "random_fourier",
     "sample_states",
     "taylor",

@@ -35,7 +35,7 @@ class FeatureMap:
       >>> found = features.linear(kqljax.Linear(), obs_dim=2, num_actions=3)
       >>> found.num_features, found.num_weights, found.root.shape, found.error_kind
       (3, 5, (3, 3, 5), 'exact')
-      >>> found.psi(found.init(jnp.float64), jnp.array([0.1, -0.2])).tolist()
+      >>> found.psi(jnp.array([0.1, -0.2])).tolist()
       [0.1, -0.2, 1.0]
     """
 
@@ -60,21 +60,13 @@ class FeatureMap:
         """D, features of a pair."""
         return self.root.shape[-1]
 
-    def init(self, dtype: Any) -> Any:
-        """The part of the map that changes while learning; nothing, for most."""
-        return ()
-
-    def psi(self, basis: Any, obs: Array) -> Array:
+    def psi(self, obs: Array) -> Array:
         """Features `[m]` of a state `[l]`."""
         raise TypeError(f"{type(self).__name__} has no psi method.")
 
-    def extend(self, basis: Any, obs: Array, is_wanted: Any) -> tuple[Any, Array]:
-        """The basis after a state `[l]` was seen, and whether it had no room for it."""
-        return basis, jnp.zeros((), bool)
-
-    def gap(self, basis: Any, obs: Array, psi: Array) -> Array:
-        """`[]` how far the features are from the kernel at a state `[l]` with features `[m]`."""
-        return jnp.asarray(self.error, psi.dtype)
+    def residual(self, obs: Array, psi: Array) -> Array:
+        """`[A]` what the features of a state `[l]` leave out of k(x, x), with each action: it counts as not known."""
+        return jnp.zeros((self.num_actions,), psi.dtype)
 
     def check(self, kernel: Kernel, obs_dim: int | None, num_actions: int) -> None:
         """Raises ValueError where the map was made for something else."""

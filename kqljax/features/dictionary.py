@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from kqljax.arrays import dot, write
-from kqljax.checks import whole_number
+from kqljax.arrays import dot
 from kqljax.errors import describe, is_known
 from kqljax.features.base import MAX_FEATURES, check_tolerance, register_map
 from kqljax.features.product import (
@@ -25,10 +23,8 @@ from kqljax.features.product import (
     shares_of,
     state_gram,
     state_kernel,
-    traced_root,
 )
 from kqljax.kernels import Kernel
-from kqljax.pytrees import register
 
 Array = jax.Array
 
@@ -46,7 +42,7 @@ class DictionaryMap(ProductMap):
     points: Any
     whitener: Any
 
-    def psi(self, basis: Any, obs: Array) -> Array:
+    def psi(self, obs: Array) -> Array:
         vector = jax.vmap(lambda point: state_kernel(self.kernel, obs, point, self.num_actions))(
             jnp.asarray(self.points, obs.dtype)
         )
@@ -120,92 +116,3 @@ def _would_do(residuals: np.ndarray, wanted: float) -> int:
     half = len(residuals) // 2
     rate = (math.log(residuals[half]) - math.log(residuals[-1])) / max(len(residuals) - 1 - half, 1)
     return len(residuals) - 1 + math.ceil((math.log(residuals[-1]) - math.log(wanted)) / max(rate, 1e-9))
-
-
-class Points(NamedTuple):
-    """States that an online dictionary has taken in so far.
-
-    Attributes:
-      num_points: `[]` int32, how many.
-      points: `[m, l]`.
-      whitener: `[m, m]` rows of empty places are zero.
-    """
-
-    num_points: Array
-    points: Array
-    whitener: Array
-
-
-@functools.partial(register, static=("obs_dim", "error_kind", "capacity"))
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OnlineDictionaryMap(ProductMap):
-    """A dictionary that takes in states as they come, wherever the ones it has leave more than `tolerance`.
-
-    Stored transitions keep the features they had. Between such a state and a point taken in later the kernel is off by up to
-    the square root of the product of what both leave, sqrt(tolerance) at most; between two stored states by the tolerance.
-
-    Attributes:
-      tolerance: residual above which a state is taken in.
-      capacity: states that it can hold (static).
-    """
-
-    tolerance: Any
-    capacity: int
-
-    def init(self, dtype: Any) -> Points:
-        return Points(
-            jnp.zeros((), jnp.int32),
-            jnp.zeros((self.capacity, self.obs_dim), dtype),
-            jnp.zeros((self.capacity, self.capacity), dtype),
-        )
-
-    def _vector(self, basis: Points, obs: Array) -> Array:
-        vector = jax.vmap(lambda point: state_kernel(self.kernel, obs, point, self.num_actions))(basis.points)
-        return jnp.where(jnp.arange(self.capacity) < basis.num_points, vector, 0.0)
-
-    def psi(self, basis: Points, obs: Array) -> Array:
-        return dot(basis.whitener, self._vector(basis, obs))
-
-    def extend(self, basis: Points, obs: Array, is_wanted: Any) -> tuple[Points, Array]:
-        psi = self.psi(basis, obs)
-        is_new = (self.gap(basis, obs, psi) > self.tolerance) & is_wanted
-        left = _state_own(self, obs) - jnp.sum(psi**2)
-        is_taken = is_new & (basis.num_points < self.capacity)
-        unit = (jnp.arange(self.capacity) == basis.num_points).astype(psi.dtype)
-        row = (unit - dot(psi, basis.whitener)) / jnp.sqrt(jnp.where(is_new, left, 1.0))
-        return Points(
-            basis.num_points + is_taken.astype(jnp.int32),
-            write(basis.points, basis.num_points, obs, is_taken),
-            write(basis.whitener, basis.num_points, row, is_taken),
-        ), is_new & ~is_taken
-
-
-def _state_own(features: ProductMap, obs: Array) -> Array:
-    return state_kernel(features.kernel, obs, obs, features.num_actions)
-
-
-def online_dictionary(
-    kernel: Kernel, obs_dim: int, num_actions: int, capacity: int, tolerance: float = 1e-4
-) -> OnlineDictionaryMap:
-    """A dictionary that is empty at first and grows by approximate linear dependence (Engel et al., 2004) up to `capacity`.
-
-    When it is full, `KQLInfo.is_basis_full` says so at every state it should have taken in, and `KQLInfo.feature_error`
-    is what is missing there.
-
-    Examples:
-      >>> found = features.online_dictionary(kqljax.RBF(eta=0.02), obs_dim=2, num_actions=3, capacity=20)
-      >>> found.num_features, found.num_weights
-      (20, 60)
-    """
-    whole_number("capacity", capacity, 1, "It is the number of states the dictionary can hold.")
-    check_tolerance(tolerance)
-    of_actions = action_gram(kernel, obs_dim, num_actions, "features.online_dictionary")
-    if is_known(kernel):
-        groups = groups_of(np.asarray(of_actions))
-        root: Any = grouped_root(groups, [capacity] * len(groups))
-    else:
-        root = traced_root(of_actions, capacity)
-    return OnlineDictionaryMap(
-        kernel=kernel, root=root, shares=shares_of(root), error=math.sqrt(tolerance), obs_dim=obs_dim, error_kind="bound",
-        tolerance=tolerance, capacity=capacity,
-    )  # fmt: skip

@@ -14,10 +14,7 @@ from kqljax.arrays import dot
 from kqljax.checks import whole_number
 from kqljax.errors import is_known
 from kqljax.features.base import MAX_FEATURES, FeatureMap, check_kernel, check_tolerance, register_map
-from kqljax.features.product import (
-    kernel_error,
-    on_host,
-)
+from kqljax.features.product import kernel_error, on_host
 from kqljax.kernels import RBF, Kernel, Matern32, Matern52
 
 Array = jax.Array
@@ -28,13 +25,15 @@ Array = jax.Array
 class FourierMap(FeatureMap):
     """psi(s) = [cos(omega s), sin(omega s)] / sqrt(F); the root turns each by the phase of the action.
 
+    Its norm is that of the kernel at every state, so that nothing is left out of k(x, x).
+
     Attributes:
       frequencies: `[F, l]`, for a kernel of length scale 1.
     """
 
     frequencies: Any
 
-    def psi(self, basis: Any, obs: Array) -> Array:
+    def psi(self, obs: Array) -> Array:
         angles = _stretch(self.kernel) * dot(jnp.asarray(self.frequencies, obs.dtype), obs)
         half = jnp.asarray(self.num_features / 2, obs.dtype)
         return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)]) / jnp.sqrt(half)
@@ -54,14 +53,15 @@ def random_fourier(
     num_frequencies: int | None = None,
     *,
     tolerance: float | None = None,
-    orthogonal: bool = True,
     seed: int = 0,
 ) -> FourierMap:
     """Random features of RBF, Matern32 or Matern52 on joined vectors [s, a]: m = D = 2 F, whatever the number of actions.
 
+    Frequencies are drawn in orthogonal blocks, whose error is smaller (Yu et al., 2016). The map has to have many more features
+    than there are places in the data: with as many, no place looks unknown, however far it is from all others (docs/features.md).
+
     Args:
       num_frequencies: F, by default 256; or give a `tolerance`, and F is doubled until the measured error is below it.
-      orthogonal: frequencies in orthogonal blocks, whose error is smaller (Yu et al., 2016).
       seed: of the frequencies.
 
     Examples:
@@ -72,15 +72,15 @@ def random_fourier(
     check_kernel(kernel, (RBF, *_SMOOTHNESS), "random_fourier")
     if num_frequencies is not None:
         whole_number("num_frequencies", num_frequencies, 1, "There are two features for each.")
-        return _fourier(kernel, obs_dim, num_actions, num_frequencies, orthogonal, seed)
+        return _fourier(kernel, obs_dim, num_actions, num_frequencies, seed)
     if tolerance is None:
-        return _fourier(kernel, obs_dim, num_actions, 256, orthogonal, seed)
+        return _fourier(kernel, obs_dim, num_actions, 256, seed)
     if not is_known(kernel):
         raise ValueError("features.random_fourier cannot measure the error of a kernel that is traced: give num_frequencies=.")
     check_tolerance(tolerance)
     count = 16
     while True:
-        found = _fourier(kernel, obs_dim, num_actions, count, orthogonal, seed)
+        found = _fourier(kernel, obs_dim, num_actions, count, seed)
         if found.error <= tolerance:
             return found
         if 4 * count > MAX_FEATURES:
@@ -92,13 +92,12 @@ def random_fourier(
         count *= 2
 
 
-def _fourier(kernel: Kernel, obs_dim: int, num_actions: int, count: int, orthogonal: bool, seed: int) -> FourierMap:
+def _fourier(kernel: Kernel, obs_dim: int, num_actions: int, count: int, seed: int) -> FourierMap:
     rng = np.random.default_rng(seed)
     length = obs_dim + num_actions
-    draws = rng.standard_normal((count, length))
-    if orthogonal:
-        blocks = [np.linalg.qr(rng.standard_normal((length, length)))[0] for _ in range(-(-count // length))]
-        draws = np.concatenate(blocks)[:count] * np.linalg.norm(draws, axis=1, keepdims=True)
+    radii = np.linalg.norm(rng.standard_normal((count, length)), axis=1, keepdims=True)
+    blocks = [np.linalg.qr(rng.standard_normal((length, length)))[0] for _ in range(-(-count // length))]
+    draws = np.concatenate(blocks)[:count] * radii
     if not isinstance(kernel, RBF):
         freedom = 2 * _SMOOTHNESS[type(kernel)]
         draws = draws * np.sqrt(freedom / rng.chisquare(freedom, (count, 1)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ Array = jax.Array
 class LinearMap(FeatureMap):
     """psi(s) = [s, 1]."""
 
-    def psi(self, basis: Any, obs: Array) -> Array:
+    def psi(self, obs: Array) -> Array:
         return jnp.concatenate([obs, jnp.ones((1,), obs.dtype)])
 
 

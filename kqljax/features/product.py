@@ -17,7 +17,7 @@ import numpy as np
 from kqljax.arrays import dot, in_dtype
 from kqljax.errors import is_known
 from kqljax.features.base import FeatureMap
-from kqljax.kernels import Kernel, Pair, gram
+from kqljax.kernels import Kernel, Pair, gram, self_kernel
 
 Array = jax.Array
 
@@ -65,11 +65,9 @@ class ProductMap(FeatureMap):
 
     shares: Any
 
-    def gap(self, basis: Any, obs: Array, psi: Array) -> Array:
-        """`[]` largest k(x, x) minus what the features say, over the actions; bounds the error between two such states."""
-        every_action = jnp.eye(self.num_actions, dtype=obs.dtype)
-        own = jax.vmap(lambda action: self.kernel.evaluate(Pair(obs, action), Pair(obs, action)))(every_action)
-        return jnp.max(own - dot(jnp.asarray(self.shares, psi.dtype), psi**2))
+    def residual(self, obs: Array, psi: Array) -> Array:
+        own = self_kernel(self.kernel, obs, self.num_actions)
+        return jnp.maximum(own - dot(jnp.asarray(self.shares, psi.dtype), psi**2), 0.0)
 
 
 def shares_of(root: Any) -> Any:
@@ -127,7 +125,7 @@ def kernel_error(features: FeatureMap, states: np.ndarray) -> float:
     num_actions = features.num_actions
 
     def difference(features: FeatureMap, states: Array) -> Array:
-        psi = jax.vmap(lambda obs: features.psi(features.init(obs.dtype), obs))(states)
+        psi = jax.vmap(features.psi)(states)
         rooted = jnp.einsum("nm,amd->nad", psi, features.root).reshape(-1, features.num_weights)
         every = Pair(jnp.repeat(states, num_actions, axis=0), jnp.tile(jnp.eye(num_actions), (len(states), 1)))
         return jnp.max(jnp.abs(dot(rooted, rooted.T) - gram(features.kernel, every, every)))

@@ -35,7 +35,7 @@ class TaylorMap(ProductMap):
     powers: Any
     order: int
 
-    def psi(self, basis: Any, obs: Array) -> Array:
+    def psi(self, obs: Array) -> Array:
         eta = jnp.asarray(self.kernel.eta, obs.dtype)  # type: ignore[attr-defined]
         steps = jnp.sqrt(2 * eta) * obs[:, None] / jnp.sqrt(jnp.arange(1, self.order, dtype=obs.dtype))
         one = jnp.ones((obs.shape[0], 1), obs.dtype)

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax.arrays import dot, few_columns, in_dtype, pad, write
-from kqljax.kernels import Kernel, Mixing, Pair, num_terms
+from kqljax.kernels import Kernel, Mixing, Pair, num_terms, self_kernel
 
 Array = jax.Array
 
@@ -198,12 +198,6 @@ def kernel_vectors(mixing: Mixing, terms: Array) -> Array:
     return vectors if mixing.shift is None else vectors + mixing.shift  # type: ignore[return-value]
 
 
-def self_kernel(kernel: Kernel, obs: Array, num_actions: int) -> Array:
-    """k(x, x) `[A]` of one state with every action."""
-    every_action = jnp.eye(num_actions, dtype=obs.dtype)
-    return jax.vmap(lambda action: kernel.evaluate(Pair(obs, action), Pair(obs, action)))(every_action)
-
-
 # Products with the whitener ------------------------------------------------------------------------------------------
 
 
@@ -326,16 +320,8 @@ def width_sq(lam: Any, own: Array, whitened: Array) -> Array:
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
-def add_row(kernel: Kernel, lam: Any, post: GramPosterior, table: Table, row: Array, obs: Array) -> Table:
-    """Puts state `obs` `[l]` into row `row` of the table, with its mean and width."""
-    kernel, lam = in_dtype((kernel, lam), post.dtype)
-    obs = jnp.asarray(obs, post.dtype)
-    mean, width = predict(kernel, lam, post, obs)
-    return put_row(table, row, obs, state_terms(kernel, post.pairs, obs), mean, width**2, True)
-
-
 def put_row(table: Table, row: Array, obs: Array, terms: Array, mean: Array, squared: Array, is_wanted: Any) -> Table:
-    """`add_row` for a caller that has the row's `[J, T]` terms, `[A]` mean and `[A]` squared width already."""
+    """Puts a state `obs` `[l]` into a row, with its `[J, T]` terms, `[A]` mean and `[A]` squared width."""
     is_written = ((jnp.arange(table.obs.shape[0]) == row) & is_wanted)[:, None]
     return Table(
         obs=jnp.where(is_written, obs, table.obs),

@@ -10,9 +10,13 @@ A new pair with f = S[a]^T psi(s), n = ||f||^2 makes it S - c (S f) f^T, c = 1 /
 squares that cannot go negative, and float32 is enough; the covariance itself, updated in float32, ruins learning
 (docs/numerics.md).
 
+What the features leave out of the kernel at a state, `FeatureMap.residual`, is never learned: `predict` and the engine add
+residual / lam to the squared width, so that a state unlike all that the features were made for is as unknown as in the exact
+engine.
+
     post = weights.init(features, lam, capacity=1000)
     post, _ = weights.append(features, post, obs, action, target)
-    mean, width = weights.predict(features, post, obs)             # [A], [A]
+    mean, width = weights.predict(features, lam, post, obs)        # [A], [A]
 """
 
 from __future__ import annotations
@@ -35,7 +39,6 @@ class WeightPosterior(NamedTuple):
     Attributes:
       next_slot: `[]` int32, where the next pair goes: the number of calls so far, also of pairs that were not wanted, so
         that all runs of a vmap write to the same slot, in place. Without a memory it stops at T.
-      basis: the part of the feature map that changes while learning.
       psi: `[T, m]` features of the stored pairs' states; zero in empty slots.
       action: `[T, A]` one-hot; zero in empty slots, which masks them.
       targets: `[T]` y of the stored pairs; those that a lazy table has just renewed tell from the next pair on.
@@ -47,7 +50,6 @@ class WeightPosterior(NamedTuple):
     """
 
     next_slot: Array
-    basis: Any
     psi: Array
     action: Array
     targets: Array
@@ -119,7 +121,6 @@ def init(features: FeatureMap, lam: Any, capacity: int, dtype: Any = None) -> We
     num_actions, num_features, num_weights = features.root.shape
     return WeightPosterior(
         next_slot=jnp.zeros((), jnp.int32),
-        basis=features.init(dtype),
         psi=jnp.zeros((capacity, num_features), dtype),
         action=jnp.zeros((capacity, num_actions), dtype),
         targets=jnp.zeros((capacity,), dtype),
@@ -169,11 +170,12 @@ def _by_action(psi: Array, matrices: Array) -> Array:
     return dot(psi, matrices.reshape(num_features, -1)).reshape(*psi.shape[:-1], num_actions, width)
 
 
-def predict(features: FeatureMap, post: WeightPosterior, obs: Array) -> tuple[Array, Array]:
+def predict(features: FeatureMap, lam: Any, post: WeightPosterior, obs: Array) -> tuple[Array, Array]:
     """Mean `[A]` and width `[A]` at one state `[l]` with every action."""
-    features = in_dtype(features, post.dtype)
-    whitened = whiten(post, features.psi(post.basis, jnp.asarray(obs, post.dtype)))
-    return dot(whitened, post.white), jnp.sqrt(jnp.sum(whitened**2, axis=-1))
+    (features, lam), obs = in_dtype((features, lam), post.dtype), jnp.asarray(obs, post.dtype)
+    psi = features.psi(obs)
+    whitened = whiten(post, psi)
+    return dot(whitened, post.white), jnp.sqrt(jnp.sum(whitened**2, axis=-1) + features.residual(obs, psi) / lam)
 
 
 class Condensed(NamedTuple):
@@ -209,7 +211,7 @@ def as_it_is(post: WeightPosterior) -> Condensed:
 
 
 def at_features(condensed: Condensed, psi: Array) -> tuple[Array, Array]:
-    """Mean and squared width `[..., A]` at states with features `[..., m]`."""
+    """Mean and squared width `[..., A]` at states with features `[..., m]`, as far as these go."""
     whitened = _by_action(psi, condensed.factor)
     return jnp.sum(whitened * condensed.white, axis=-1), jnp.sum(whitened**2, axis=-1)
 
@@ -231,9 +233,7 @@ def append(
     """Takes in one pair `(obs [l], action [])` with its target `[]`; past the capacity it is learned from but not stored."""
     features = in_dtype(features, post.dtype)
     obs, target = jnp.asarray(obs, post.dtype), jnp.asarray(target, post.dtype)
-    basis, _ = features.extend(post.basis, obs, True)
-    post = post._replace(basis=basis)
-    psi = features.psi(basis, obs)
+    psi = features.psi(obs)
     chosen = jax.nn.one_hot(action, post.action.shape[-1], dtype=post.dtype)
     white = dot(chosen, whiten(post, psi))
     slot = post.next_slot

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from kqljax.agent import episodes
-from kqljax.agent.spaces import check_env
+from kqljax.agent.spaces import check_env, make_env
 from kqljax.checks import whole_number
 from kqljax.files import replace_file
 
@@ -31,6 +31,7 @@ def save_episode(
     *,
     env: Any = None,
     seed: int | None = None,
+    max_steps: int | None = None,
     width: int = 320,
     every: int = 2,
 ) -> episodes.Episode:
@@ -39,15 +40,16 @@ def save_episode(
     Args:
       env: name, or an environment with render_mode="rgb_array"; by default that of the agent's name.
       seed: of the episode.
+      max_steps: the episode is cut off then; as in `KQL.evaluate`.
       width: of the picture, in pixels.
       every: keeps each n-th frame, and the last.
     """
     require_pillow()
     env = open_for_pictures(env or agent.env_name)
-    seed = agent.seed + 1_000_003 if seed is None else seed
+    seed = agent.evaluation_seed if seed is None else seed
     try:
         with _no_screen_or_sound():
-            (episode,) = episodes.run(agent, env, 1, seed, has_frames=True)
+            (episode,) = episodes.run(agent, [env], 1, seed, episodes.limit_of(env, max_steps), has_frames=True)
     except gymnasium.error.DependencyNotInstalled as error:
         raise ImportError(f"to draw this environment: pip install 'kqljax[render]'. ({error})") from error
     frames_a_second = env.metadata.get("render_fps") or 30
@@ -76,6 +78,9 @@ def open_for_pictures(env: Any) -> Any:
     if env is None:
         raise ValueError("which environment? The agent learned in one without a name: give env=.")
     if isinstance(env, str):
+        modes = make_env(env).metadata.get("render_modes") or ()
+        if "rgb_array" not in modes:
+            raise ValueError(f"{env} cannot be drawn: its render modes are {list(modes)}, and pictures need 'rgb_array'.")
         return gymnasium.make(env, render_mode="rgb_array")
     env = check_env(env)
     if env.render_mode != "rgb_array":

@@ -1,4 +1,4 @@
-"""Maps of what an agent believes over two axes of the state: value, width and policy, with a trajectory on them."""
+"""Maps of what an agent believes over two axes of the state: value, spread and policy, with a trajectory on them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from kqljax.agent import KQL
 from kqljax.agent.episodes import Episode
 from kqljax.checks import whole_number
+from kqljax.config import KQLConfig
 from kqljax.report.style import INK, finish, line, panels
 
 NAMES = {
@@ -37,8 +38,9 @@ def draw_maps(
 ) -> Any:
     """A matplotlib figure with three panels over two entries of the observation.
 
-    The value is the greatest optimistic one, which learning follows, the width that of the action it belongs to; the policy is
-    that of `predict`. Dots are the states the agent has learned from.
+    The value is that of the best action: the mean over the ensemble, or for Algorithm 1 the optimistic value. The spread is
+    that of this action: how far the members are apart, or the width of the confidence interval. The policy is that of
+    `predict`. Dots are the states the agent has learned from, as far as they are kept.
 
     Args:
       axes: which entries of the observation.
@@ -61,19 +63,21 @@ def draw_maps(
     x, y = (np.linspace(low[axis], high[axis], points) for axis in (across, up))
     grid = np.broadcast_to(fixed, (points, points, size)).copy()
     grid[..., across], grid[..., up] = np.meshgrid(x, y)
-    _, width, q_tilde = agent.posterior(grid.reshape(-1, size))
-    best = q_tilde.argmax(axis=1)
+    believed = agent.beliefs(grid.reshape(-1, size))
+    if isinstance(agent.recipe, KQLConfig):
+        values, titles = believed.optimistic, ("value: max Q̃", "spread: width of the best action")
+    else:
+        values, titles = believed.mean, ("value: mean of the ensemble", "spread: how far its members differ")
+    best = values.argmax(axis=1)
     rows = np.arange(len(best))
     shape = points, points
 
     figure, cells = panels(3, 4.2, 3.4, share_y=True, columns=columns)
     names, actions = _names(agent)
     marks = [line("states learned from", marker="o", ms=3, ls="none", color="#666666")]
-    for panel, values, title, colours in (
-        (cells[0], q_tilde[rows, best], "value, max Q̃", "viridis"),
-        (cells[1], agent.config.beta * width[rows, best], "bonus of that action, β · width", "magma"),
-    ):
-        image = panel.pcolormesh(x, y, values.reshape(shape), shading="auto", cmap=colours, rasterized=True)
+    shown = (values[rows, best], believed.spread[rows, best])
+    for panel, cell_values, title, colours in zip(cells, shown, titles, ("viridis", "magma"), strict=False):
+        image = panel.pcolormesh(x, y, cell_values.reshape(shape), shading="auto", cmap=colours, rasterized=True)
         bar = figure.colorbar(image, ax=panel, pad=0.02)
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=8, colors=INK)

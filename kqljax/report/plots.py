@@ -11,11 +11,12 @@ import numpy as np
 from kqljax.report.records import Document
 from kqljax.report.statistics import summarise
 from kqljax.report.style import INK, QUIET, finish, line, panels, save
+from kqljax.report.table import seeds_of
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; an algorithm keeps its colour in every figure.
 COLOURS = {
     "kql-rbf": "#0072B2",
-    "kql-robust": "#003D66",
+    "kql-rounds": "#003D66",
     "kql-features": "#009E73",
     "kql-features32": "#4DB99A",
     "kql-linear": "#E69F00",
@@ -69,7 +70,7 @@ def draw_strip(document: Document, columns: int = 2) -> Any:
         line("IQM, 95% interval over seeds", marker="D", ms=5.5, mec="white", color=QUIET, lw=2.4),
         line("paper's mean", marker="|", ms=13, mew=1.6, ls="none", color=INK),
     ]
-    return finish(figure, marks, f"{_seeds(document)}, {document['settings']['steps']} steps of training")
+    return finish(figure, marks, f"{seeds_of(document)}, {document['settings']['steps']} steps of training")
 
 
 def draw_curves(document: Document, columns: int = 2) -> Any:
@@ -153,10 +154,3 @@ def _returns(document: Document, task: str, algorithm: str) -> np.ndarray:
     """`[S]` mean returns of the seeds that have one."""
     cell = [r["return_mean"] for r in document["results"] if (r["task"], r["algorithm"]) == (task, algorithm)]
     return np.array([value for value in cell if value is not None])
-
-
-def _seeds(document: Document) -> str:
-    counts = sorted({cell["num_seeds"] for cells in document["summary"].values() for cell in cells.values()})
-    if len(counts) > 1:
-        return f"{counts[0]} to {counts[-1]} seeds"
-    return f"{counts[0]} seed{'' if counts[0] == 1 else 's'}"

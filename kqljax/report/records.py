@@ -91,7 +91,7 @@ def versions() -> dict[str, str]:
     import kqljax
 
     found = {"python": platform.python_version(), "kqljax": kqljax.__version__}
-    for package in ("jax", "jaxlib", "numpy", "scipy", "gymnax", "flax", "optax"):
+    for package in ("jax", "jaxlib", "numpy", "scipy", "gymnasium", "gymnax", "flax", "optax"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -104,17 +104,7 @@ def _commit(root: Path) -> str | None:
     """The commit of a source checkout; None for an installed package, which may lie inside another repository."""
     if not (root / ".git").exists():
         return None
-    command = [
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(root),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]
+    command = ["git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -14,10 +15,8 @@ def print_table(document: Document, console: Console) -> None:
     """Rows are algorithms, columns tasks."""
     settings, summary = document["settings"], document["summary"]
     tasks = [task for task in settings["tasks"] if task in summary]
-    seeds = sorted({cell["num_seeds"] for cells in summary.values() for cell in cells.values()})
-    title = (
-        f"Table 1: {settings['steps']} steps, {settings['episodes']} episodes, {_range(seeds)} from {settings['first_seed']}"
-    )
+    seeds = f"{seeds_of(document)} from {settings['first_seed']}"
+    title = f"Table 1: {settings['steps']} steps, {settings['episodes']} episodes, {seeds}"
     table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left", show_lines=False)
     table.caption = (
         "IQM over seeds with its 95% bootstrap interval; mean ± std over all episodes, as the paper prints it; "
@@ -56,7 +55,7 @@ def markdown_table(document: Document) -> str:
     lines = ["| | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]
     for algorithm in settings["algorithms"]:
         cells = [summary[task].get(algorithm) for task in tasks]
-        seeds = _range(sorted({cell["num_seeds"] for cell in cells if cell}))
+        seeds = _seeds(cell for cell in cells if cell)
         rows: list[tuple[str, Any]] = [
             (
                 f"**{algorithm}**, {seeds}: IQM [95%]",
@@ -71,10 +70,16 @@ def markdown_table(document: Document) -> str:
     return "\n".join(lines)
 
 
-def _range(seeds: list[int]) -> str:
-    if len(seeds) > 1:
-        return f"{seeds[0]} to {seeds[-1]} seeds"
-    return "no seeds" if not seeds else "1 seed" if seeds[0] == 1 else f"{seeds[0]} seeds"
+def seeds_of(document: Document) -> str:
+    """How many seeds the cells of the table have."""
+    return _seeds(cell for cells in document["summary"].values() for cell in cells.values())
+
+
+def _seeds(cells: Iterable[dict[str, Any]]) -> str:
+    counts = sorted({cell["num_seeds"] for cell in cells})
+    if len(counts) > 1:
+        return f"{counts[0]} to {counts[-1]} seeds"
+    return "no seeds" if not counts else "1 seed" if counts == [1] else f"{counts[0]} seeds"
 
 
 def _interval(cell: dict[str, Any]) -> str:

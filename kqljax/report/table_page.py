@@ -9,6 +9,7 @@ from typing import Any
 from kqljax.algorithms import ALGORITHMS
 from kqljax.report import page, plots
 from kqljax.report.records import Document
+from kqljax.report.table import seeds_of
 
 _SETTINGS = {
     "steps": "steps of training",
@@ -25,11 +26,9 @@ def make_table_page(document: Document) -> str:
     """The page of a results document with its summary."""
     settings, summary = document["settings"], document["summary"]
     tasks = [task for task in settings["tasks"] if task in summary]
-    counts = sorted({cell["num_seeds"] for cells in summary.values() for cell in cells.values()})
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     lead = (
-        f"<p>{settings['steps']} environment steps of training, then {settings['episodes']} episodes without learning; {seeds} "
-        f"seed{'' if counts == [1] else 's'} a cell, from {settings['first_seed']} on. Seeds are the unit: each seed's "
+        f"<p>{settings['steps']} environment steps of training, then {settings['episodes']} episodes without learning; "
+        f"{seeds_of(document)} a cell, from {settings['first_seed']} on. Seeds are the unit: each seed's "
         "episodes are averaged first.</p>"
     )
     sections = [

@@ -41,14 +41,13 @@ NAMES: dict[str, tuple[type, str]] = {
     "dtype": (str, f"of the state: {' or '.join(DTYPES)} (default float64)"),
     "backups": (int, "Bellman backups a step (default 1)"),
     "tie_break": (str, " or ".join(TIE_BREAKS)),
-    "refresh_every": (int, "with features: table rows are renewed at every k-th step"),
-    "refresh_rows": (int, "with features: and only so many of them"),
+    "refresh_rows": (int, "with features: table rows that are renewed at a step"),
     "memory": (int, "with features: transitions kept"),
     "eviction": (str, f"with features: {' or '.join(EVICTIONS)}"),
 }
 _CHOICES = {"kernel": tuple(KERNELS), "features": FEATURES, "dtype": DTYPES, "tie_break": TIE_BREAKS, "eviction": EVICTIONS}
-_CONFIG = ("gamma", "lam", "beta", "backups", "tie_break", "refresh_every", "refresh_rows", "memory", "eviction")
-_NEED_FEATURES = ("tolerance", "frequencies", "refresh_every", "refresh_rows", "memory", "eviction")
+_CONFIG = ("gamma", "lam", "beta", "backups", "tie_break", "refresh_rows", "memory", "eviction")
+_NEED_FEATURES = ("tolerance", "frequencies", "refresh_rows", "memory", "eviction")
 
 
 class SettingError(ValueError):
