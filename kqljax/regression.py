@@ -278,7 +278,7 @@ def span(
       >>> gram = jnp.exp(-((x[:, None] - x) ** 2))
       >>> rows = regression.Rows(jnp.int32(64), blocks=1, size=64, groups=1)
       >>> found = regression.span(
-      ...     lambda r, index: gram[:, index], lambda index: gram[index][:, index], rows, most=32, block=8, tolerance=1e-8
+      ...     lambda r, index: gram[:, index], lambda index: gram[index][:, index], rows, most=32, block=8, tolerance=1e-6
       ... )
       >>> f, _ = regression.dense(found, rows, rows.blocks, 32)
       >>> bool(jnp.abs(f @ f.T - gram).max() < 1e-6), int(found.blocks)

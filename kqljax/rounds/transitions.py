@@ -99,10 +99,12 @@ class Transitions:
         """Transitions from arrays: a run's, a file's, another agent's. Wrong shapes and values are refused.
 
         Args:
-          obs, next_obs: `[n, l]` observations, normalised to about [-1, 1].
+          obs: `[n, l]` observations, normalised to about [-1, 1].
           action: `[n]` whole numbers in 0..num_actions - 1.
           reward: `[n]` in [0, 1].
-          terminated, truncated: `[n]` bool: the task ended; the time limit cut the episode off. The last row may be neither.
+          next_obs: `[n, l]` their true successors.
+          terminated: `[n]` bool, the task ended.
+          truncated: `[n]` bool, a time limit cut the episode off. The last row may be neither.
           num_actions: A.
           end_value: the normalised reward that an ended task goes on to pay, in [0, 1].
 
