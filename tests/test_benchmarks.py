@@ -2,6 +2,7 @@
 
 import json
 
+import agent
 import beyond
 import check
 import headline
@@ -38,6 +39,16 @@ def test_step_time_checks_before_it_prints(monkeypatch, capsys):
 def test_numerics(capsys):
     numerics.main(["--smoke"])
     assert capsys.readouterr().out.count("| MountainCar-v0 |") == 5
+
+
+def test_agent(tmp_path):
+    found = agent.main(["--smoke", "--out", str(tmp_path)])
+    assert set(found["ratios"]) == {"cold_to_numpy", "warm_to_numpy", "late_to_early_step"}
+    assert found["cold"]["return"] == found["warm"]["return"] == -200.0
+    assert 0 < found["predict"]["median_seconds"] < found["predict"]["first_seconds"]
+    assert "300 steps, 300 transitions kept" in found["long"]["agent"]
+    assert found["long"]["max_rss_gib"] > 0.1
+    assert not any(tmp_path.iterdir())
 
 
 def test_headline(capsys):

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import agent
 import headline
 import pytest
 import recipe
@@ -90,6 +91,16 @@ def test_headline_is_the_committed_result():
     assert headline.table(committed) in (ROOT / "docs" / "results.md").read_text()
     assert all(row["iqm"] >= committed["settings"]["floors"][task] for task, row in committed["rounds"].items())
     assert committed["settings"]["recipe"] == repr(rounds.DEFAULT)
+
+
+def test_costs_of_the_agent_are_the_committed_result():
+    committed = json.loads((ROOT / "benchmarks" / "results" / "agent.json").read_text())
+    assert agent.table(committed) in (ROOT / "docs" / "results.md").read_text()
+    assert committed["ratios"]["cold_to_numpy"] <= 4
+    assert committed["ratios"]["warm_to_numpy"] <= 2
+    assert committed["ratios"]["late_to_early_step"] <= 1.2
+    assert committed["predict"]["median_seconds"] <= 1e-3
+    assert committed["long"]["max_rss_gib"] <= 2
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,10 @@ class KQL:
       obs_bounds: (low, high), numbers or vectors `[l]`; infinite ends are estimated.
       reward_range: (lowest, highest), or "estimate".
       end_value: what an end is worth, as a share in [0, 1] of the largest value; not with a KQLConfig, which says it itself.
-      kernel, gamma, features, horizon: of Algorithm 1, only with `recipe="paper"`; further numbers with a KQLConfig.
+      kernel: of Algorithm 1, only with `recipe="paper"`, as the next three; further numbers with a KQLConfig.
+      gamma: discount, by default 0.95.
+      features: a map of `kqljax.features` for runs that are too long for the exact engine.
+      horizon: T, the steps that lam and beta are set for; by default those of the first call of `learn`.
 
     Examples:
       >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
@@ -313,7 +316,11 @@ class KQL:
         read_actions(action_space, list(self.actions))
 
     def close(self) -> None:
-        """Closes the environment, if the agent opened it. It is opened again when it is needed."""
+        """Closes the environment, if the agent opened it. It is opened again when it is needed.
+
+        Examples:
+          >>> kqljax.KQL("MountainCar-v0", seed=0).learn(20).close()
+        """
         if isinstance(self._given, str) and self._env is not None:
             self._env.close()
             self._env = None
