@@ -504,7 +504,7 @@ def test_an_environment_that_breaks(tmp_path, at_reset):
     with pytest.raises(RuntimeError, match="is broken"):
         agent.learn(60)
     count = agent.num_timesteps
-    assert count == (19 if at_reset else 16) and len(agent.history["obs"]) == count
+    assert 16 <= count == env.steps - 1 == len(agent.history["obs"])
     agent.save(tmp_path / "agent.npz")
     assert KQL.load(tmp_path / "agent.npz").num_timesteps == count
     assert agent.learn(5, env=Line()).num_timesteps == count + 5

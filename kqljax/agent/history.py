@@ -76,7 +76,8 @@ class History(NamedTuple):
 
         Each episode has a number drawn once; those with the lowest stay. So every older episode has the same chance, however
         often others were left out since. One that is not over yet, or only in the newest rows, is counted by its older rows:
-        it stays whole or loses its beginning, and what has lost its beginning does not stay when it is old.
+        it stays whole or loses its beginning, and what has lost its beginning does not stay when it is old. Neither does one
+        that is longer than the room for all of them.
         """
         episode, room = self.rows["episode"][: self.num_kept], 3 * SIZE // 4 - NEWEST
         older, sizes = np.unique(episode[:-NEWEST], return_counts=True)

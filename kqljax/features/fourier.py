@@ -57,8 +57,8 @@ def random_fourier(
 ) -> FourierMap:
     """Random features of RBF, Matern32 or Matern52 on joined vectors [s, a]: m = D = 2 F, whatever the number of actions.
 
-    Frequencies are drawn in orthogonal blocks, whose error is smaller (Yu et al., 2016). The map has to have many more features
-    than there are places in the data: with as many, no place looks unknown, however far it is from all others (docs/features.md).
+    Frequencies are drawn in orthogonal blocks, whose error is smaller (Yu et al., 2016). There have to be many more features
+    than places in the data: with as many, no place looks unknown, however far it is from all others (docs/features.md).
 
     Args:
       num_frequencies: F, by default 256; or give a `tolerance`, and F is doubled until the measured error is below it.
