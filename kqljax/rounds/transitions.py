@@ -137,7 +137,7 @@ class Transitions:
             action=action,
             reward=reward,
             next_obs=next_obs,
-            discount=jnp.where(terminated, 0.0, 1.0),
+            discount=jnp.asarray(~terminated, float),
             is_first=jnp.concatenate([jnp.ones(1, bool), is_last[:-1]]),
             is_last=is_last,
             count=jnp.int32(count),
