@@ -148,19 +148,22 @@ def plan_values(recipe: Recipe, model: Model, ensemble: Ensemble, obs: Array) ->
     """`[n, A]` for each first action the value of the best plan: `depth` actions, each held, then the ensemble's mean."""
     count, num_actions = obs.shape[0], ensemble.coupling.shape[0]
     gamma = recipe.finish_gamma
-    shape = (num_actions,) * recipe.depth
-    plans = jnp.tile(jnp.stack([axis.ravel() for axis in jnp.indices(shape)]), (1, count))
-    obs = jnp.repeat(obs, num_actions**recipe.depth, axis=0)
+    # Under vmap the loop is as long as the longest seed's.
+    longest = regression.largest(model.held)
+    carry = obs, jnp.zeros(count, obs.dtype), jnp.ones(count, obs.dtype)
+    for _ in range(recipe.depth):
+        # Plans that begin alike share their way so far.
+        carry = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_actions, axis=0), carry)
+        action = jnp.tile(jnp.arange(num_actions), carry[0].shape[0] // num_actions)
 
-    def follow(i: Array, carry: Any) -> Any:
-        obs, value, going = carry
-        step = predict_step(recipe, model, obs, plans[jnp.minimum(i // model.held, recipe.depth - 1)])
-        value = value + going * (step.reward + gamma * step.end * model.end_value)
-        after = step.next_obs, value, going * gamma * (1.0 - step.end)
-        # Under vmap the loop is as long as the longest seed's.
-        return jax.tree.map(lambda new, old: jnp.where(i < recipe.depth * model.held, new, old), after, carry)
+        def follow(i: Array, carry: Any, action: Array = action) -> Any:
+            obs, value, going = carry
+            step = predict_step(recipe, model, obs, action)
+            value = value + going * (step.reward + gamma * step.end * model.end_value)
+            after = step.next_obs, value, going * gamma * (1.0 - step.end)
+            return jax.tree.map(lambda new, old: jnp.where(i < model.held, new, old), after, carry)
 
-    start = obs, jnp.zeros(obs.shape[0], obs.dtype), jnp.ones(obs.shape[0], obs.dtype)
-    obs, value, going = lax.fori_loop(0, recipe.depth * regression.largest(model.held), follow, start)
+        carry = lax.fori_loop(0, longest, follow, carry)
+    obs, value, going = carry
     last = jnp.max(jnp.mean(member_values(recipe, ensemble, obs), axis=0), axis=1)
     return jnp.max((value + going * last).reshape(count, num_actions, -1), axis=2)
