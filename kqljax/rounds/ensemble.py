@@ -146,7 +146,7 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
 
 def _sizes(rows: int, columns: int) -> tuple[tuple[int, int], ...]:
     """Blocks of rows and of centres that programs are compiled for."""
-    sizes = ((2, 1), (rows, 1), (rows, 2))
+    sizes = ((2, 1), (rows, 1), (rows, max(1, columns // 2)))
     return (*(size for size in sizes if size[0] <= rows and size[1] < columns), (rows, columns))
 
 
