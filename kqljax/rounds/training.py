@@ -195,7 +195,8 @@ def evaluate(key: Array, task: Task, policy: Policy, num_episodes: int = 100) ->
     def step(carry: Any) -> Any:
         at, obs, env_state, memory, returns, is_over = carry
         step_keys = jax.random.split(jax.random.fold_in(keys[0], at), num_episodes + 1)
-        action, memory = policy.act(step_keys[-1], memory, obs)
+        # An episode that is over has nothing to look ahead for: no gap of values is small at NaN.
+        action, memory = policy.act(step_keys[-1], memory, jnp.where(is_over[:, None], jnp.nan, obs))
         after = jax.vmap(task.step)(step_keys[:-1], env_state, jnp.maximum(action, 0))
         reward = jnp.where(action < 0, jnp.nan, after.raw_reward)
         returns = returns + jnp.where(is_over, 0.0, reward)
