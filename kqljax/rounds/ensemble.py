@@ -116,6 +116,7 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
         def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array, Array]:
             width = column_blocks * block
             features, successors = regression.dense(found, rows, row_blocks, width)
+            successors = successors.astype(jnp.float32)
             operator = regression.ridge_on_features(features, recipe.finish_ridge).operator(features)
             part = rewards.first(row_blocks * rows.size)
             done = back_up(
@@ -129,7 +130,8 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
                 tolerance=recipe.finish_tolerance,
             )
             mean = dot(operator, part.targets(done.value.astype(dtype)))
-            value = jnp.clip(dot(successors, mean), 0.0, cap).reshape(row_blocks, -1, rows.size)
+            value = jnp.clip(dot(successors, mean.astype(jnp.float32)), 0.0, cap)
+            value = value.reshape(row_blocks, -1, rows.size).astype(dtype)
             value = jnp.pad(value, ((0, rows.blocks - row_blocks), (0, 0), (0, 0)))
             return jnp.pad(mean, (0, most - width)), value, done.made
 
@@ -145,43 +147,36 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
     start = Centres(empty.pivot, empty.is_used, empty.blocks), empty.features, jnp.array(True)
     limit = columns if most_blocks is None else jnp.minimum(most_blocks, columns)
     first = min(3, recipe.members - 1)
-    order = [first, *(i for i in range(recipe.members) if i != first)]
-    scaled = jnp.asarray([scales_of[i] for i in order], dtype)
+    turns = [first, *(i for i in range(recipe.members) if i != first)]
+    scaled = jnp.asarray([scales_of[i] for i in turns], dtype)
     (chosen, _, _), (weights, value, count) = lax.scan(member, start, scaled)
-    back = jnp.argsort(jnp.asarray(order))
-    used = UsedFirst.of(chosen.is_used, block)
-    place, action = (each[chosen.pivot[used.order]] for each in (pairs.stored_place, pairs.stored_action))
+    back = jnp.argsort(jnp.asarray(turns))
+    order, blocks = used_first(chosen.is_used, block)
+    place, action = (each[chosen.pivot[order]] for each in (pairs.stored_place, pairs.stored_action))
     coupling = agree(jnp.arange(transitions.num_actions), action, recipe.finish_coupling)
-    coupling = coupling.astype(dtype) * chosen.is_used[used.order]
+    coupling = coupling.astype(dtype) * chosen.is_used[order]
     moved = scales.displacement
     factor = 2 * dot(moved * widest, place.T) - jnp.sum(widest * moved**2, axis=1)[:, None]
     factor = jnp.exp(jnp.asarray(scales_of, dtype)[:, None, None] * factor)
     ensemble = Ensemble(
         place=place,
-        weights=weights[back][:, None, used.order] * coupling * factor,
+        weights=weights[back][:, None, order] * coupling * factor,
         scale=widest,
         displacement=moved,
-        blocks=used.blocks,
+        blocks=blocks,
         cap=jnp.asarray(cap, dtype),
     )
     next_value = jnp.max(jnp.mean(value, axis=0), axis=1).reshape(-1)[: transitions.capacity]
     return EnsembleFit(ensemble, chosen, next_value, count[back], jnp.all(jnp.isfinite(weights)))
 
 
-class UsedFirst(NamedTuple):
-    """Centres in use before the others: then few blocks hold them, and acting reads only these.
+def used_first(is_used: Array, block: int) -> tuple[Array, Array]:
+    """An order `[m]` that puts centres in use first, and the blocks `[]` int32 that hold them.
 
-    Attributes: `order` `[m]`, `blocks` `[]` int32.
+    Acting reads these blocks alone; as they were chosen, centres in use are spread over more.
     """
-
-    order: Array
-    blocks: Array
-
-    @classmethod
-    def of(cls, is_used: Array, block: int) -> UsedFirst:
-        """Of centres in blocks of `block`."""
-        count = jnp.sum(is_used, dtype=jnp.int32)
-        return cls(jnp.argsort(~is_used, stable=True), (count + block - 1) // block)
+    count = jnp.sum(is_used, dtype=jnp.int32)
+    return jnp.argsort(~is_used, stable=True), (count + block - 1) // block
 
 
 def _sizes(rows: int, columns: int) -> tuple[tuple[int, int], ...]:

@@ -10,7 +10,7 @@ from jax import lax
 
 from kqljax import regression
 from kqljax.arrays import dot
-from kqljax.rounds.ensemble import BLOCK, Centres, Ensemble, UsedFirst, member_values
+from kqljax.rounds.ensemble import BLOCK, Centres, Ensemble, member_values, used_first
 from kqljax.rounds.pairs import padded, stored_pairs
 from kqljax.rounds.recipe import Recipe
 from kqljax.rounds.transitions import Transitions
@@ -24,8 +24,8 @@ class Model(NamedTuple):
 
     Attributes:
       obs: `[m, l]` centres.
-      coupling: `[A, m]` 1 where an action is the centre's, less elsewhere, 0 where a centre is not used.
-      weights: `[m, l + 2]` for s' - s, the reward and the share of an end.
+      weights: `[A, m, l + 2]` for s' - s, the reward and the share of an end, times the coupling of
+        an action with the centre's.
       mean: `[l + 1]` of s' - s and the reward.
       scale: `[l]` inverse squared widths.
       held: `[]` int32, steps that an action of a plan is held.
@@ -34,7 +34,6 @@ class Model(NamedTuple):
     """
 
     obs: Array
-    coupling: Array
     weights: Array
     mean: Array
     scale: Array
@@ -96,21 +95,21 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
     columns = most // block
     sizes = ((2,), (columns,)) if columns > 2 else ((columns,),)
     solved = regression.at_size((regression.largest(found.blocks),), sizes, solve)
-    used = UsedFirst.of(found.is_used, block)
-    pivot = found.pivot[used.order]
-    coupling = agree(
-        jnp.arange(transitions.num_actions), pairs.stored_action[pivot], recipe.model_coupling
-    )
+    solved = regression.solve_lower_transposed(found.lower, solved)
+    order, blocks = used_first(found.is_used, block)
+    pivot = found.pivot[order]
+    actions = jnp.arange(transitions.num_actions)
+    coupling = agree(actions, pairs.stored_action[pivot], recipe.model_coupling)
+    coupling = coupling * found.is_used[order]
     end_value = transitions.end_value / (1.0 - recipe.finish_gamma)
     return Model(
         obs=pairs.stored_place[pivot],
-        coupling=coupling.astype(dtype) * found.is_used[used.order],
-        weights=regression.solve_lower_transposed(found.lower, solved)[used.order],
+        weights=coupling.astype(dtype)[:, :, None] * solved[order],
         mean=mean,
         scale=weights,
         held=_held(recipe, transitions, weights),
         end_value=jnp.asarray(end_value, dtype),
-        blocks=used.blocks,
+        blocks=blocks,
     )
 
 
@@ -123,29 +122,29 @@ def _held(recipe: Recipe, transitions: Transitions, weights: Array) -> Array:
 
 
 class ModelStep(NamedTuple):
-    """Attributes: `next_obs` `[n, l]`, `reward` `[n]` in [0, 1], `end` `[n]` share of an end, in [0, 1]."""
+    """Attributes: `next_obs` `[A, n, l]`, `reward` `[A, n]` and `end` `[A, n]`, the share of an end, in [0, 1]."""
 
     next_obs: Array
     reward: Array
     end: Array
 
 
-def predict_step(recipe: Recipe, model: Model, obs: Array, action: Array) -> ModelStep:
-    """Where the model goes from `obs` `[n, l]` by `action` `[n]`."""
-    length = obs.shape[1]
-    block = min(BLOCK, model.obs.shape[0])
+def predict_step(recipe: Recipe, model: Model, obs: Array) -> ModelStep:
+    """Where the model goes by each action: from `obs` `[n, l]`, or from `[A, n, l]`, by the first from obs[0]."""
+    num_actions, most, width = model.weights.shape
+    length, block = obs.shape[-1], min(BLOCK, most)
 
     def add(k: Array, total: Array) -> Array:
-        def part(array: Array, axis: int) -> Array:
-            return lax.dynamic_slice_in_dim(array, k * block, block, axis)
+        place = lax.dynamic_slice_in_dim(model.obs, k * block, block, 0)
+        weights = lax.dynamic_slice_in_dim(model.weights, k * block, block, 1)
+        kernel = _kernel(recipe, squared_distances(obs.reshape(-1, length), place, model.scale))
+        return total + dot(kernel.reshape(*obs.shape[:-1], block), weights)
 
-        kernel = _kernel(recipe, squared_distances(obs, part(model.obs, 0), model.scale))
-        return total + dot(kernel * part(model.coupling, 1)[action], part(model.weights, 0))
-
-    start = jnp.zeros((obs.shape[0], length + 2), model.weights.dtype)
+    start = jnp.zeros((num_actions, obs.shape[-2], width), model.weights.dtype)
     found = lax.fori_loop(0, regression.largest(model.blocks), add, start)
-    reward = jnp.clip(found[:, length] + model.mean[length], 0.0, 1.0)
-    return ModelStep(obs + found[:, :length] + model.mean[:length], reward, jnp.clip(found[:, length + 1], 0.0, 1.0))
+    moved, reward, end = found[..., :length], found[..., length], found[..., length + 1]
+    reward = jnp.clip(reward + model.mean[length], 0.0, 1.0)
+    return ModelStep(obs + moved + model.mean[:length], reward, jnp.clip(end, 0.0, 1.0))
 
 
 def plan_values(recipe: Recipe, model: Model, ensemble: Ensemble, obs: Array) -> Array:
@@ -154,20 +153,21 @@ def plan_values(recipe: Recipe, model: Model, ensemble: Ensemble, obs: Array) ->
     gamma = recipe.finish_gamma
     # Under vmap the loop is as long as the longest seed's.
     longest = regression.largest(model.held)
+
+    def follow(carry: Any) -> Any:
+        obs, value, going = carry
+        step = predict_step(recipe, model, obs)
+        value = value + going * (step.reward + gamma * step.end * model.end_value)
+        return step.next_obs, value, going * gamma * (1.0 - step.end)
+
+    def follow_if_held(i: Array, carry: Any) -> Any:
+        return jax.tree.map(lambda new, old: jnp.where(i < model.held, new, old), follow(carry), carry)
+
     carry = obs, jnp.zeros(count, obs.dtype), jnp.ones(count, obs.dtype)
     for _ in range(recipe.depth):
-        # Plans that begin alike share their way so far.
-        carry = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_actions, axis=0), carry)
-        action = jnp.tile(jnp.arange(num_actions), carry[0].shape[0] // num_actions)
-
-        def follow(i: Array, carry: Any, action: Array = action) -> Any:
-            obs, value, going = carry
-            step = predict_step(recipe, model, obs, action)
-            value = value + going * (step.reward + gamma * step.end * model.end_value)
-            after = step.next_obs, value, going * gamma * (1.0 - step.end)
-            return jax.tree.map(lambda new, old: jnp.where(i < model.held, new, old), after, carry)
-
-        carry = lax.fori_loop(0, longest, follow, carry)
+        # Plans that begin alike share their way so far, and the kernels of the first step apart.
+        carry = lax.fori_loop(1, longest, follow_if_held, follow(carry))
+        carry = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), carry)
     obs, value, going = carry
     last = jnp.max(jnp.mean(member_values(recipe, ensemble, obs), axis=0), axis=1)
-    return jnp.max((value + going * last).reshape(count, num_actions, -1), axis=2)
+    return jnp.max((value + going * last).reshape(-1, num_actions, count), axis=0).T
