@@ -22,7 +22,6 @@ from kqljax.kql import (
     kql_step,
     kql_step_and_act,
 )
-from kqljax.memory import estimate_memory
 from kqljax.rollout import TrainLog, TrainRun, evaluate, rollout_returns, train
 from kqljax.saving import load_state, save_state
 from kqljax.seeds import across_seeds
@@ -52,7 +51,6 @@ __all__ = [
     "TrainRun",
     "Transition",
     "across_seeds",
-    "estimate_memory",
     "evaluate",
     "features",
     "kql_act",
