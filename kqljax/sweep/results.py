@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kqljax.files import replace_file
+from kqljax.io import replace_file
 from kqljax.report import records
 from kqljax.report.statistics import summarise
 from kqljax.sweep.groups import Group, Segment
