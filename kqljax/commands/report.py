@@ -10,7 +10,7 @@ from kqljax import experiment
 from kqljax.agent import KQL
 from kqljax.commands.agents import add_file, errors_for_people
 from kqljax.commands.base import UsageError
-from kqljax.files import replace_file
+from kqljax.io import replace_file
 from kqljax.report import records, style
 
 

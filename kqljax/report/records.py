@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from kqljax.files import replace_file
+from kqljax.io import replace_file
 
 Document = dict[str, Any]
 
