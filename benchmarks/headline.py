@@ -34,11 +34,11 @@ import jax.numpy as jnp
 import numpy as np
 import sb3_dqn
 from numpy_kql import NumpyKQL
+from paper import PAPER, PAPER_TASKS
 
 import kqljax
 from kqljax import rounds
 from kqljax.baselines import dqn
-from kqljax.experiment import PAPER, PAPER_TASKS
 from kqljax.report import records, style, summarise
 
 RESULTS = Path(__file__).parent / "results"

@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from paper import PAPER, PAPER_TASKS
 from tqdm import tqdm
 
 import kqljax
 from kqljax import rounds
-from kqljax.experiment import PAPER, PAPER_TASKS
 from kqljax.report import records, style, summarise
 
 RESULTS = Path(__file__).parent / "results"

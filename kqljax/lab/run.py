@@ -210,7 +210,8 @@ def _make_results(sweep: Sweep, found: dict[str, Row]) -> Results:
                     "seconds": float(run["seconds"]),
                 }
             )
-            for step, values in zip(sweep.curve_steps, run["curve"], strict=True):
+            # A learner with a loop of its own has no curve.
+            for step, values in zip(sweep.curve_steps, run["curve"], strict=False):
                 mean = float(np.mean(values)) if np.all(np.isfinite(values)) else None
                 results.curves.append({**own, "step": step, "return_mean": mean, "episodes": sweep.curve_episodes})
     return results

@@ -211,6 +211,8 @@ def _make_case(
             return Case(task, learner, dtype)
         kernel = _make_kernel(setting, task)
         own = {name: setting[name] for name in _OF_CONFIG if name in setting}
+        if not 0 <= own.get("gamma", 0) < 1:
+            raise ValueError(f"gamma must be in [0, 1), got {own['gamma']}.")
         cfg = task.config(kernel, num_steps, features=_make_features(setting, kernel, task, maps), **own)
         # Says what is wrong with a config, and takes no memory.
         jax.eval_shape(lambda: kql_init(cfg, task.obs_dim, dtype))
