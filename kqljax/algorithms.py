@@ -139,33 +139,28 @@ def _rounds() -> Algorithm:
 def _dqn() -> Algorithm:
     from kqljax.baselines import dqn
 
-    def train(task: Task, cfg: Any, key: Array, num_steps: int) -> tuple[Any, Array]:
-        run = dqn.train(task, cfg, key, num_steps)
-        return run.state, jnp.all(run.log.is_finite)
-
     # Four seeds side by side took as long as four in a row, and an interrupted run loses one chunk.
-    return Algorithm("dqn", lambda task, num_steps: dqn.default_config(task), train, dqn.evaluate, 1, 20.0, 0.05)
-
-
-def _kovi() -> Algorithm:
-    from kqljax.baselines import kovi
-
-    def train(task: Task, cfg: Any, key: Array, num_steps: int) -> tuple[Any, Array]:
-        run = kovi.train(task, cfg, key, num_steps)
-        return run.state, jnp.all(run.log.is_finite | ~run.log.is_taken)
-
-    # Its plans are products that fill the cores, as KQL's.
-    return Algorithm("kovi", kovi.default_config, train, kovi.evaluate, 1, 8.0, 0.4)
+    return _baseline("dqn", lambda task, num_steps: dqn.paper_config(task.name), 1, 20.0, 0.05)
 
 
 def _random() -> Algorithm:
     from kqljax.baselines import random
 
-    def train(task: Task, cfg: Any, key: Array, num_steps: int) -> tuple[Any, Array]:
-        return random.train(task, cfg, key, num_steps).state, jnp.ones((), bool)
-
     # Hardly any work a seed: many at once save the time between calls.
-    return Algorithm("random", lambda task, num_steps: random.default_config(task), train, random.evaluate, 10, 0.0, 0.01)
+    return _baseline("random", lambda task, num_steps: random.Random(), 10, 0.0, 0.01)
+
+
+def _baseline(name: str, config: Any, chunk: int, training: float, evaluation: float) -> Algorithm:
+    from kqljax import baselines
+
+    def train(task: Task, cfg: Any, key: Array, num_steps: int) -> tuple[Any, Array]:
+        run = baselines.train(key, task, cfg, num_steps)
+        return run.policy, run.is_sound
+
+    def evaluate_policy(task: Task, cfg: Any, policy: Any, key: Array, num_episodes: int) -> Array:
+        return rounds.evaluate(key, task, policy, num_episodes)
+
+    return Algorithm(name, config, train, evaluate_policy, chunk, training, evaluation)
 
 
 OF_RECIPE = {"paper": "kql-rbf", "default": "kql-rounds"}
@@ -179,7 +174,6 @@ _MAKERS: dict[str, Callable[[], Algorithm]] = {
     "kql-features": lambda: _kql("kql-features", _feature_config, "float64", 0.3, 0.3),
     "kql-features32": lambda: _kql("kql-features32", _feature_config, "float32", 0.3, 0.3),
     "dqn": _dqn,
-    "kovi": _kovi,
     "random": _random,
 }
 ALGORITHMS = {
@@ -190,7 +184,6 @@ ALGORITHMS = {
     "kql-features": "KQL with the Gaussian kernel as features (features.auto), in weight space",
     "kql-features32": "the same in float32",
     "dqn": "DQN with the paper's parameters (Stable-Baselines3 and its zoo)",
-    "kovi": "KOVI, episodic kernel value iteration, with KQL's kernel and lambda",
     "random": "the uniformly random policy",
 }
 """Name -> one line for the help, which must not import the networks of DQN."""
