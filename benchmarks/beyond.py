@@ -36,15 +36,15 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
 from gymnax.environments import spaces
 from paper import COLOURS
 from tqdm import tqdm
 
 import kqljax
-from kqljax import features
-from kqljax.baselines import dqn
-from kqljax.baselines import random as uniform
-from kqljax.report import records, style, summarise
+from kqljax import features, rounds
+from kqljax.baselines import dqn, random, train
+from kqljax.report import style, summarise
 
 PARTS = ("deepsea", "breakout")
 FIRST_SEED = 1000
@@ -181,8 +181,8 @@ def deepsea_kql(task: kqljax.Task, depth: int, is_greedy: bool) -> kqljax.KQLCon
     return task.config(kernel, 5 * depth**2, lam=1e-6, features=chosen, tie_break="random", **beta)
 
 
-def deepsea_dqn() -> dqn.DQNConfig:
-    return dqn.DQNConfig(
+def deepsea_dqn() -> dqn.DQN:
+    return dqn.DQN(
         learning_rate=1e-3,
         gamma=0.99,
         exploration_fraction=1.0,
@@ -201,8 +201,8 @@ def breakout_kql(task: kqljax.Task, steps: int, frequencies: int) -> kqljax.KQLC
     return task.config(kernel, steps, gamma=0.98, features=chosen, tie_break="random", **rows)
 
 
-def breakout_dqn() -> dqn.DQNConfig:
-    return dqn.DQNConfig(
+def breakout_dqn() -> dqn.DQN:
+    return dqn.DQN(
         learning_rate=1e-3,
         gamma=0.99,
         exploration_fraction=0.2,
@@ -246,9 +246,8 @@ def train_and_evaluate(task, cfg, key, steps: int, episodes: int) -> Outcome:
         returns = kqljax.evaluate(task, cfg, run.state, eval_key, episodes)
         residual = jnp.max(run.log.info.residual)
     else:
-        module = dqn if isinstance(cfg, dqn.DQNConfig) else uniform
-        run = module.train(task, cfg, train_key, steps)
-        returns = module.evaluate(task, cfg, run.state, eval_key, episodes)
+        run = train(train_key, task, cfg, steps)
+        returns = rounds.evaluate(eval_key, task, run.policy, episodes)
     log = run.log
     return Outcome(log.raw_reward, log.episode_return, log.terminated | log.truncated, returns, residual)
 
@@ -361,7 +360,7 @@ def breakout(bench: Bench, size: Size) -> None:
     configs = {
         "kql-rbf": breakout_kql(task, steps, size.frequencies),
         "dqn": breakout_dqn(),
-        "random": uniform.RandomConfig(),
+        "random": random.Random(),
     }
     rows = []
     for name, count in size.breakout.items():

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import records
 import scaling
 import step_time
 
 import kqljax
 from kqljax import features
-from kqljax.report import records
 from kqljax.rollout import STAGES
 
 COMMITTED = Path(__file__).parent / "results" / "check.json"

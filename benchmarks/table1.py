@@ -16,17 +16,18 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import records
 from paper import COLOURS, FIRST_REPORTING_SEED, OTHER, PAPER, PAPER_TASKS
 
+from kqljax.baselines import dqn, random
 from kqljax.cli.base import work_bar
 from kqljax.cli.sweep import _use_all_cores as use_all_cores
 from kqljax.lab import LabError, Sweep, run_sweep
-from kqljax.report import pooled, records, style, summarise
+from kqljax.report import pooled, style, summarise
 
 RESULTS = Path(__file__).parent / "results"
 PAPERS = {"recipe": "paper"}
@@ -46,60 +47,18 @@ WITH_CURVES = ("kql-rounds", "kql-rbf")
 Document = dict[str, Any]
 
 
-# The baselines as learners of the lab ---------------------------------------------------------------
-
-
-class DQN(NamedTuple):
-    config: Any
-
-    def run(self, keys, task, num_steps, num_episodes):
-        from kqljax.baselines import dqn
-
-        run = dqn.train(task, self.config, keys[0], num_steps)
-        returns = dqn.evaluate(task, self.config, run.state, keys[1], num_episodes)
-        return run.log, returns, jnp.all(run.log.is_finite)
-
-
-class KOVI(NamedTuple):
-    config: Any
-
-    def run(self, keys, task, num_steps, num_episodes):
-        from kqljax.baselines import kovi
-
-        run = kovi.train(task, self.config, keys[0], num_steps)
-        returns = kovi.evaluate(task, self.config, run.state, keys[1], num_episodes)
-        return run.log, returns, jnp.all(run.log.is_finite | ~run.log.is_taken)
-
-
-class Random(NamedTuple):
-    config: Any
-
-    def run(self, keys, task, num_steps, num_episodes):
-        from kqljax.baselines import random
-
-        run = random.train(task, self.config, keys[0], num_steps)
-        return run.log, random.evaluate(task, self.config, run.state, keys[1], num_episodes), jnp.ones((), bool)
-
-
-def make_dqn(task, num_steps):
-    from kqljax.baselines import dqn
-
-    return DQN(dqn.default_config(task))
-
-
 def make_kovi(task, num_steps):
-    from kqljax.baselines import kovi
+    import kovi_learner
 
-    return KOVI(kovi.default_config(task, num_steps))
-
-
-def make_random(task, num_steps):
-    from kqljax.baselines import random
-
-    return Random(random.default_config(task))
+    return kovi_learner.make_kovi(task, num_steps)
 
 
-RECIPES = {"dqn": make_dqn, "kovi": make_kovi, "random": make_random}
+RECIPES = {
+    "dqn": lambda task, num_steps: dqn.paper_config(task.name),
+    "kovi": make_kovi,
+    "random": lambda task, num_steps: random.Random(),
+}
+"""Learners beside those of the library's recipes: (task, num_steps) -> learner."""
 
 
 # The run ---------------------------------------------------------------------------------------------

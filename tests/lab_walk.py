@@ -11,34 +11,54 @@ import jax.numpy as jnp
 from kqljax.lab import Sweep, expand_grid, run_sweep
 
 
-class Log(NamedTuple):
-    terminated: Any
-    truncated: Any
-    episode_return: Any
-
-
 class Walk(NamedTuple):
-    """Returns are normal around `drift` with the spread `scale`; not a number where the scale is negative."""
+    """Goes on (not back) with the probability `on`, and learns nothing; a negative one is not a number."""
 
-    drift: Any
-    scale: Any
+    on: Any
 
-    def run(self, keys, task, num_steps, num_episodes):
-        path = jnp.cumsum(self.drift + jnp.sqrt(self.scale) * jax.random.normal(keys[0], (num_steps,)))
-        log = Log(jnp.arange(num_steps) % 10 == 9, jnp.zeros(num_steps, bool), path)
-        returns = path[-1] + jax.random.normal(keys[1], (num_episodes,))
-        return log, returns, jnp.all(jnp.isfinite(path))
+    def stages(self, num_steps):
+        return (num_steps,)
+
+    def begin(self, key, *_):
+        return ()
+
+    def resize(self, state, capacity):
+        return state
+
+    def observe(self, key, state, transition, obs):
+        return state, self.act(key, state, obs), Info(self.on >= 0)
+
+    def policy(self, state):
+        return Wanderer(self.on)
+
+    def act(self, key, state, obs):
+        return Wanderer(self.on).act(key, (), obs)[0]
 
 
-def make_walk(task, num_steps, drift=0.0, scale=1.0):
-    return Walk(drift, scale)
+class Wanderer(NamedTuple):
+    on: Any
+
+    def begin(self, key):
+        return ()
+
+    def act(self, key, memory, obs):
+        action = 2 * (jax.random.uniform(key, obs.shape[:-1]) < self.on)
+        return jnp.where(self.on >= 0, action, -1).astype(jnp.int32), memory
+
+
+class Info(NamedTuple):
+    is_finite: Any
+
+
+def make_walk(task, num_steps, on=0.5):
+    return Walk(on)
 
 
 def walks(seeds=4, **more):
     """Two settings that share a compile."""
     recipes = {"walk": make_walk}
-    grid = {"task": "MountainCar-v0", "recipe": "walk", "walk.drift": [0.1, 0.5]}
-    return Sweep(settings=expand_grid(grid, recipes), seeds=seeds, steps=40, episodes=3, recipes=recipes, **more)
+    grid = {"task": "Pendulum-v1", "recipe": "walk", "walk.on": [0.3, 0.6]}
+    return Sweep(settings=expand_grid(grid, recipes), seeds=seeds, steps=200, episodes=3, recipes=recipes, **more)
 
 
 if __name__ == "__main__":

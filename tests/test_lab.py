@@ -184,7 +184,7 @@ def test_chunks_of_a_killed_worker_go_to_another(tmp_path, whole, cluster):
 
 def test_runs_with_bad_numbers_are_marked(tmp_path):
     recipes = {"walk": make_walk}
-    grid = {"task": CAR, "recipe": "walk", "walk.scale": [1.0, -1.0]}
+    grid = {"task": "Pendulum-v1", "recipe": "walk", "walk.on": [0.5, -1.0]}
     sweep = Sweep(settings=expand_grid(grid, recipes), seeds=2, steps=40, episodes=3, recipes=recipes)
     rows = run_sweep(sweep, tmp_path).rows
     assert [row["is_sound"] for row in rows] == [True, True, False, False]
@@ -195,7 +195,7 @@ def test_runs_with_bad_numbers_are_marked(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_before_it_runs(tmp_path):
-    with pytest.raises(LabError, match=r"one run of 40 steps needs .* a device has 10 bytes for it. Give features"):
+    with pytest.raises(LabError, match=r"one run of 200 steps needs .* a device has 10 bytes for it. Give features"):
         run_sweep(walks(), tmp_path, memory=10)
 
 

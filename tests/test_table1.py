@@ -3,9 +3,8 @@
 import json
 
 import pytest
+import records
 import table1
-
-from kqljax.report import records
 
 ROW = {"task": "CartPole-v0", "algorithm": "kql-rbf", "seed": 1000, "return_mean": 150.0, "return_std": 3.0}
 ROW |= {"episodes": 2, "seconds": 1.0, "is_sound": True}

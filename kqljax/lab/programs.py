@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax import rollout, rounds
+from kqljax import baselines, rollout, rounds
 from kqljax.config import KQLConfig
 from kqljax.lab.grid import Job, Run, stack
 from kqljax.lab.settings import LabError
@@ -67,7 +67,9 @@ def _run_one(keys: Array, task: Task, learner: Any, job: Job, dtype: str) -> Out
 
             curve = jax.lax.map(at, jnp.asarray(sweep.curve_steps, jnp.int32))
     else:
-        log, returns, is_sound = learner.run(keys, task, sweep.steps, sweep.episodes)
+        run = baselines.train(keys[0], task, learner, sweep.steps)
+        log, is_sound = run.log, run.is_sound
+        returns = rounds.evaluate(keys[1], task, run.policy, sweep.episodes)
     is_over = log.terminated | log.truncated
     count = jnp.sum(is_over, dtype=jnp.int32)
     total = jnp.sum(jnp.where(is_over, log.episode_return, 0.0))
