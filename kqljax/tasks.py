@@ -58,6 +58,20 @@ class TaskStep(NamedTuple):
     truncated: Array
 
 
+class Draws(NamedTuple):
+    """The random numbers of a step.
+
+    Attributes:
+      key: for the environment.
+      obs: raw first observation of the next episode, should this one end.
+      env_state: the environment's state there.
+    """
+
+    key: Array
+    obs: Any
+    env_state: Any
+
+
 @functools.partial(register, static=("name", "env", "num_actions", "max_steps", "clips", "eta"))
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -132,10 +146,53 @@ class Task:
             truncated=jnp.asarray(truncated, bool) & ~jnp.asarray(terminated, bool),
         )
 
+    def draw(self, key: Array) -> Draws:
+        """The random numbers of a step, for `step_drawn`: those that `step` draws from this key.
+
+        A loop that draws them all before it begins launches some ten kernels less a step.
+        """
+        step_key, reset_key = jax.random.split(key)
+        if not self._is_open:
+            return Draws(key, (), ())
+        return Draws(step_key, *self.env.reset_env(reset_key, self.params))
+
+    def step_drawn(self, draws: Draws, env_state: Any, action: Array) -> TaskStep:
+        """`step` with random numbers that were drawn before."""
+        if not self._is_open:
+            return self.step(draws.key, env_state, action)
+        dtype = jnp.zeros(()).dtype
+        raw_obs, moved, raw, terminated, _ = self.env.step_env(
+            draws.key, env_state, self._raw_action(action), self.params
+        )
+        truncated = self.env.is_truncated(moved, self.params) & ~terminated
+        is_over = terminated | truncated
+        start, moved = (
+            jax.tree.map(lambda new, old: jnp.asarray(new, jnp.asarray(old).dtype), tree, env_state)
+            for tree in (draws.env_state, moved)
+        )
+        next_obs, raw = self.normalise(raw_obs), jnp.asarray(raw, dtype)
+        return TaskStep(
+            obs=jnp.where(is_over, self.normalise(draws.obs), next_obs),
+            env_state=jax.tree.map(lambda new, old: jnp.where(is_over, new, old), start, moved),
+            next_obs=next_obs,
+            reward=self.unit_reward(raw),
+            raw_reward=raw,
+            terminated=jnp.asarray(terminated, bool),
+            truncated=jnp.asarray(truncated, bool),
+        )
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the environment offers what gymnax's own `step` is made of."""
+        return all(hasattr(self.env, name) for name in ("step_env", "reset_env", "is_truncated"))
+
+    def _raw_action(self, action: Array) -> Array:
+        if self.actions is None:
+            return action
+        return jnp.asarray(self.actions, jnp.zeros(()).dtype)[action]
+
     def _raw_step(self, key: Array, env_state: Any, action: Array) -> Any:
-        if self.actions is not None:
-            action = jnp.asarray(self.actions, jnp.zeros(()).dtype)[action]
-        return self.env.step(key, env_state, action, self.params)
+        return self.env.step(key, env_state, self._raw_action(action), self.params)
 
     def _stable(self, key: Array, env_state: Any) -> Any:
         """The state with the dtypes that a step gives it, so that it can be carried through a scan."""
