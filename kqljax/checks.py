@@ -15,13 +15,15 @@ from kqljax.errors import describe, first_bad
 from kqljax.kernels import Kernel, self_kernel
 
 X64_REMEDY = (
-    "Set the environment variable JAX_ENABLE_X64=1, call jax.config.update('jax_enable_x64', True) at "
+    "Set the environment variable JAX_ENABLE_X64=1, call jax.config.update('jax_enable_x64', True) "
+    "at "
     "the start of your program, or run inside `with jax.enable_x64(True):`."
 )
 
 
 class NormalisationWarning(UserWarning):
-    """The kernel or a number lies outside what the paper's theorem assumes; the algorithm runs all the same.
+    """The kernel or a number lies outside what the paper's theorem assumes; the algorithm runs all
+    the same.
 
     Examples:
       >>> import warnings
@@ -43,7 +45,9 @@ def whole_number(name: str, value: Any, least: int, remedy: str) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {describe(value)}. {remedy}") from None
+        raise ValueError(
+            f"{name} must be a whole number, got {describe(value)}. {remedy}"
+        ) from None
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}. {remedy}")
     return number

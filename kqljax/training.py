@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kqljax.arrays import in_dtype
 from kqljax.checks import whole_number
 from kqljax.config import KQLConfig
 from kqljax.errors import describe
@@ -31,7 +30,8 @@ from kqljax.tasks import Draws, Task
 Array = jax.Array
 
 STAGES = 5
-"""Capacities that a run of Algorithm 1 goes through on a CPU: more cost compile time, fewer run time.
+"""Capacities that a run of Algorithm 1 goes through on a CPU: more cost compile time, fewer run
+time.
 
 An accelerator gets one: there each stage costs two kernels a step, and a product little.
 """
@@ -52,7 +52,9 @@ class Learner(Protocol):
         """A state that has learned nothing, with room for `capacity` transitions."""
 
     def act(self, key: Array, state: Any, obs: Array) -> tuple[Array, Any]:
-        """The first action `[]`, at an observation `[l]`, and the state; -1 for what is not a number."""
+        """The first action `[]`, at an observation `[l]`, and the state; -1 for what is not a
+        number.
+        """
 
     def observe(
         self, key: Array, state: Any, transition: Transition, truncated: Array, obs: Array
@@ -61,11 +63,13 @@ class Learner(Protocol):
 
         Args:
           truncated: `[]` bool, a time limit cut the episode off here.
-          obs: `[l]` where the environment is now: `transition.next_obs`, or the first of a new episode.
+          obs: `[l]` where the environment is now: `transition.next_obs`, or the first of a new
+            episode.
 
         Returns:
-          The state, the action `[]` at `obs`, and diagnostics: a pytree of numbers `[]`. Where it has an
-          attribute `is_sound` `[]` bool, that says: the step was learned from, and all was finite.
+          The state, the action `[]` at `obs`, and diagnostics: a pytree of numbers `[]`. Where it
+          has an attribute `is_sound` `[]` bool, that says: the step was learned from, and all was
+          finite.
         """
 
     def policy(self, state: Any, is_end: bool) -> Any:
@@ -79,7 +83,8 @@ class Learner(Protocol):
 @functools.partial(register, static=("count",))
 @dataclasses.dataclass(frozen=True)
 class EveryStep:
-    """Algorithm 1 as a learner: it learns at every step, and grows in stages, as a step costs O(capacity^2).
+    """Algorithm 1 as a learner: it learns at every step, and grows in stages, as a step costs
+    O(capacity^2).
 
     Attributes:
       cfg: the config.
@@ -199,8 +204,8 @@ def as_learner(learner: Any) -> Learner:
         return Rounds(learner)
     if not isinstance(learner, Learner):
         raise ValueError(
-            "learner must be a kqljax.KQLConfig, a kqljax.rounds.Recipe, or an object with the methods of "
-            f"kqljax.training.Learner, got {describe(learner)}."
+            "learner must be a kqljax.KQLConfig, a kqljax.rounds.Recipe, or an object with the "
+            f"methods of kqljax.training.Learner, got {describe(learner)}."
         )
     return learner
 
@@ -217,13 +222,15 @@ def train(
 ) -> TrainRun:
     """Runs a learner on a task for `num_steps` steps.
 
-    Pure: jit it, vmap it over keys and over the numbers of the learner and the task. One jit holds the
-    whole run. Seeds side by side belong on an accelerator; `kqljax.across_seeds` picks what is fast.
+    Pure: jit it, vmap it over keys and over the numbers of the learner and the task. One jit holds
+    the whole run. Seeds side by side belong on an accelerator; `kqljax.across_seeds` picks what is
+    fast.
 
     Args:
-      learner: a `KQLConfig` is Algorithm 1, a `kqljax.rounds.Recipe` learns in rounds; or a `Learner`.
-      num_steps: steps of the environment, static. With fewer steps than its config's horizon a state of
-        Algorithm 1 has room for the others.
+      learner: a `KQLConfig` is Algorithm 1, a `kqljax.rounds.Recipe` learns in rounds; or a
+        `Learner`.
+      num_steps: steps of the environment, static. With fewer steps than its config's horizon a
+        state of Algorithm 1 has room for the others.
       dtype: of the state of Algorithm 1, see `kql_init`.
       eval_at: steps after which the policy is evaluated on `eval_episodes` episodes, for a curve.
 
@@ -282,8 +289,8 @@ def _advance(
     task: Task, learner: Learner, carry: Carry, draws: Draws, key: Array
 ) -> tuple[Carry, TrainLog]:
     """One step of the environment and of the learner, and the next action."""
-    # An action of -1 says that a value was not a number. The environment cannot take it; the learner
-    # refuses it.
+    # An action of -1 says that a value was not a number. The environment cannot take it; the
+    # learner refuses it.
     step = task.step_drawn(draws, carry.env_state, jnp.maximum(carry.action, 0))
     transition = Transition(carry.obs, carry.action, step.reward, step.next_obs, step.terminated)
     state, action, info = learner.observe(key, carry.state, transition, step.truncated, step.obs)
@@ -293,7 +300,9 @@ def _advance(
 
 
 def scan_packed(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
-    """`lax.scan` whose outputs, numbers of any kind, are written as one row a step, not an array each."""
+    """`lax.scan` whose outputs, numbers of any kind, are written as one row a step, not an array
+    each.
+    """
     first = jax.tree.map(lambda x: x[0], xs)
     leaves, structure = jax.tree.flatten(jax.eval_shape(body, carry, first)[1])
     dtype = jnp.zeros(()).dtype
@@ -308,13 +317,14 @@ def scan_packed(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
 
 
 def evaluate(key: Array, task: Task, run_or_policy: Any, num_episodes: int = 100) -> Array:
-    """Undiscounted raw returns `[num_episodes]` of a policy, without learning; NaN where it answers -1.
+    """Undiscounted raw returns `[num_episodes]` of a policy, without learning; NaN where it answers
+    -1.
 
     All episodes run side by side until the last one is over.
 
     Args:
-      run_or_policy: a `TrainRun`, or a policy: an object with `begin(key) -> memory` and
-        `act(key, memory, obs [n, l]) -> actions [n], memory`. `begin` is called once for all n episodes.
+      run_or_policy: a `TrainRun`, or a policy: an object with `begin(key) -> memory` and `act(key,
+        memory, obs [n, l]) -> actions [n], memory`. `begin` is called once for all n episodes.
 
     Examples:
       >>> task = kqljax.make_task("MountainCar-v0")
@@ -327,8 +337,8 @@ def evaluate(key: Array, task: Task, run_or_policy: Any, num_episodes: int = 100
     policy = getattr(run_or_policy, "policy", run_or_policy)
     if not (hasattr(policy, "act") and hasattr(policy, "begin")):
         raise ValueError(
-            f"expected a run of kqljax.train or a policy with begin and act, got {describe(policy)}. A run "
-            "has one: run.policy."
+            "expected a run of kqljax.train or a policy with begin and act, got "
+            f"{describe(policy)}. A run has one: run.policy."
         )
     if hasattr(policy, "for_acting"):
         policy = policy.for_acting()
