@@ -183,8 +183,9 @@ class Task:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the environment offers what gymnax's own `step` is made of."""
-        return all(hasattr(self.env, name) for name in ("step_env", "reset_env", "is_truncated"))
+        """Whether a step is gymnax's own: a wrapper or an environment with another `step` keeps it."""
+        methods = (getattr(type(self.env), name, None) for name in ("step", "reset"))
+        return all(getattr(each, "__module__", "") == "gymnax.environments.environment" for each in methods)
 
     def _raw_action(self, action: Array) -> Array:
         if self.actions is None:

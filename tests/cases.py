@@ -1,10 +1,14 @@
-"""One table of kernels that every invariant is checked on, each with an independent NumPy form on joined vectors."""
+"""Tables of kernels and of engines that every invariant is checked on, data without an environment, and
+jitted functions that the tests of a file share."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import kqljax
+from kqljax import features, kql_act, kql_predict, kql_step
 
 
 class Cosine(kqljax.Kernel):
@@ -106,3 +110,81 @@ def random_transitions(count, seed=0, num_actions=3, length=2):
 def row(transitions, index):
     """One of them."""
     return jax.tree.map(lambda leaf: leaf[index], transitions)
+
+
+# Engines -------------------------------------------------------------------------------------------------
+
+RBF = kqljax.RBF(eta=0.5)
+nystrom, fourier = features.dictionary, features.random_fourier
+CAP = 20.0
+"""The largest value, 1 / (1 - gamma)."""
+
+ENGINES = ("exact", "taylor", "nystrom")
+"""Engines that the algorithm's invariants are checked on."""
+
+
+@functools.cache
+def make_map(name, num_actions=3):
+    """Small maps in two dimensions, coarse on purpose: what is tested does not depend on their error."""
+    return {
+        "taylor": lambda: features.taylor(RBF, 2, num_actions, order=4),
+        "grouped": lambda: features.taylor(kqljax.RBF(eta=0.02), 2, num_actions, 1e-4),
+        "nystrom": lambda: nystrom(RBF, random_pairs(0, 60)[0], num_actions, 1e-2),
+        "fourier": lambda: fourier(RBF, 2, num_actions, 8),
+        "linear": lambda: features.linear(kqljax.Linear(), 2, num_actions),
+    }[name]()
+
+
+def config(engine="exact", **changes):
+    """A config of the exact engine, or of the weight engine with a map of that name."""
+    settings = {"kernel": RBF, "num_actions": 3, "horizon": 12}
+    if engine != "exact":
+        made = make_map(engine, changes.get("num_actions", 3))
+        settings |= {"kernel": made.kernel, "engine": kqljax.Weights(made)}
+    return kqljax.KQLConfig(**(settings | changes))
+
+
+# Most of the tests' time is compiling, and none of it wants fast code.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+step = jit(kql_step)
+step_and_act = jit(kqljax.kql_step_and_act)
+act = jit(kql_act)
+predict = jit(kql_predict)
+
+
+@jit
+def learn(cfg, state, transitions):
+    """The state after all transitions, and each KQLInfo."""
+    return jax.lax.scan(lambda s, t: kql_step(cfg, s, t), state, transitions)
+
+
+@jit
+def follow(cfg, state, transitions):
+    """The last state, and what was believed before each step, the tables after it, and its KQLInfo."""
+
+    def body(state, transition):
+        believed = *kql_predict(cfg, state, transition.obs), *kql_act(KEY, cfg, state, transition.obs)
+        state, info = kql_step(cfg, state, transition)
+        return state, (believed, kqljax.kql_tables(cfg, state), info)
+
+    return jax.lax.scan(body, state, transitions)
+
+
+KEY = jax.random.key(0)
+"""For config with ties that are broken by the first, which draw nothing."""
+
+
+def part(transitions, start, stop):
+    """Some of them, in order."""
+    return jax.tree.map(lambda leaf: leaf[start:stop], transitions)
+
+
+def assert_same(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_close(one, other, atol):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol)

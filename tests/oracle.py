@@ -40,12 +40,12 @@ def matern32(length_scale):
 
 
 class Oracle:
-    """Kernelized Q-learning with terminal value, successor rows and one backup a step."""
+    """Kernelized Q-learning with terminal value and successor rows."""
 
-    def __init__(self, kernel, num_actions, gamma, lam, beta, terminal_value=0.0, backups=1):
+    def __init__(self, kernel, num_actions, gamma, lam, beta, terminal_value=0.0):
         self.kernel, self.num_actions = kernel, num_actions
         self.gamma, self.lam, self.beta = gamma, lam, beta
-        self.terminal_value, self.backups = terminal_value, backups
+        self.terminal_value = terminal_value
         self.obs, self.actions, self.rewards, self.next_obs, self.ends = [], [], [], [], []
         self.targets = np.zeros(0)
 
@@ -88,9 +88,6 @@ class Oracle:
         self.actions.append(action)
         self.rewards, self.ends, self.next_obs = list(rewards), list(ends), list(successors)
         self.targets = rewards + self.gamma * np.where(ends, self.terminal_value, value)
-        for _ in range(self.backups - 1):
-            value = self.q_tilde(successors).max(axis=1)
-            self.targets = rewards + self.gamma * np.where(ends, self.terminal_value, value)
 
     def tables(self):
         """Q-hat, width and Q-tilde `[t, A]` at all successors."""

@@ -248,11 +248,13 @@ class Exact:
         explained = diagonal(overlaps)
         own = self_kernel(kernel, jnp.stack(states), num_actions)
         of_next, of_query = (slice(2 + i * num_actions, 2 + (i + 1) * num_actions) for i in (0, 1))
-        mean = dot(posterior.alpha, columns)[of_next]
-        next_ = Prediction(mean, variance(own[1], explained[of_next]) / lam)
+        mean = dot(posterior.alpha, columns)
+        next_ = Prediction(mean[of_next], variance(own[1], explained[of_next]) / lam)
         asked = change = None
         if query is not None:
-            asked = Prediction(overlaps[1, of_query], variance(own[2], explained[of_query]) / lam)
+            # Where nothing is stored the weights stay too, and the new targets are not used.
+            updated = jnp.where(is_stored, overlaps[1, of_query], mean[of_query])
+            asked = Prediction(updated, variance(own[2], explained[of_query]) / lam)
             every = jnp.eye(num_actions, dtype=targets.dtype)
             prior = jax.vmap(lambda b: kernel.evaluate(Pair(query, b), pair))(every)
             change = prior - overlaps[0, of_query]

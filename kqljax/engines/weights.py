@@ -214,11 +214,13 @@ class Weights:
         overlaps = dot(whitened, whitened.T)
         norms = diagonal(overlaps)
         of_next, of_query = (slice(2 + i * num_actions, 2 + (i + 1) * num_actions) for i in (0, 1))
-        mean = dot(whitened[of_next], posterior.white)
-        next_ = Prediction(mean, norms[of_next] + unspanned[1] / lam)
+        mean = dot(whitened, posterior.white)
+        next_ = Prediction(mean[of_next], norms[of_next] + unspanned[1] / lam)
         query_ = None
         if query is not None:
-            query_ = Prediction(overlaps[1, of_query], norms[of_query] + unspanned[2] / lam)
+            # Where nothing is stored the weights stay too, and the new targets are not used.
+            updated = jnp.where(is_stored, overlaps[1, of_query], mean[of_query])
+            query_ = Prediction(updated, norms[of_query] + unspanned[2] / lam)
         width_sq = norms[0] + jnp.sum(unspanned[0] * chosen) / lam
         error = jnp.max(unspanned[:2])
         parts = Parts(whitened, overlaps, new, norms[0], new, new, norms[0])
