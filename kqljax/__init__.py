@@ -10,9 +10,8 @@ Examples in the docstrings begin where these lines end:
 
 from kqljax import features, regression, rounds, theory
 from kqljax.agent import KQL, AgentStep, Beliefs, Evaluation
-from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
-from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
+from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, NormalisationWarning, Pair
 from kqljax.kql import (
     kql_act,
     kql_grow,

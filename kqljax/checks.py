@@ -16,26 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from kqljax.errors import describe, first_bad, is_known
-from kqljax.kernels import Kernel, num_terms, self_kernel
+from kqljax.kernels import Kernel, NormalisationWarning, num_terms
 
 if TYPE_CHECKING:
     from kqljax.config import KQLConfig
     from kqljax.state import KQLState, Transition
 
 Array = jax.Array
-
-
-class NormalisationWarning(UserWarning):
-    """The kernel or a number lies outside what the paper's theorem assumes; the algorithm runs all the same.
-
-    Examples:
-      >>> import warnings
-      >>> with warnings.catch_warnings(record=True) as caught:
-      ...     warnings.simplefilter("always")
-      ...     cfg = kqljax.KQLConfig(kernel=4.0 * kqljax.RBF(), num_actions=3, horizon=10).validate(obs_dim=2)
-      >>> caught[0].category.__name__
-      'NormalisationWarning'
-    """
 
 
 def whole_number(name: str, value: Any, least: int, remedy: str) -> int:
@@ -72,7 +59,7 @@ def check_static(cfg: KQLConfig) -> None:
     if not isinstance(cfg.features, FeatureMap):
         raise ValueError(
             f"features must be a feature map or None, got {describe(cfg.features)}. "
-            "Make one with kqljax.features, for example features.auto(kernel, task)."
+            "Make one with kqljax.features, for example features.nystrom(kernel, states, num_actions)."
         )
     cfg.features.check(cfg.kernel, None, cfg.num_actions)
     if cfg.refresh_rows is not None:
@@ -93,7 +80,7 @@ def _check_exact_options(cfg: KQLConfig) -> None:
         if getattr(cfg, name) != default:
             raise ValueError(
                 f"{name}={getattr(cfg, name)!r} is an option of the weight-space engine: give features= too, for example "
-                "features.auto(kernel, task)."
+                "features.nystrom(kernel, states, num_actions)."
             )
 
 
@@ -119,7 +106,7 @@ def check_config(cfg: KQLConfig, obs_dim: int | None = None) -> None:
             stacklevel=3,
         )
     if obs_dim is not None:
-        _check_normalisation(cfg, obs_dim)
+        _check_kernel(cfg, obs_dim, warns=True)
 
 
 def check_gamma_and_lam(gamma: Any, lam: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -154,47 +141,10 @@ def _require(name: str, value: np.ndarray, good: Any, range_: str, remedy: str) 
         raise ValueError(f"{name} must be {range_}, got {first_bad(value, good)}. {remedy}")
 
 
-def _check_normalisation(cfg: KQLConfig, obs_dim: int) -> None:
-    norms = np.sqrt(_self_kernels(cfg, obs_dim))
-    low, high, slack = norms.min(), norms.max(), 1e-6
-    if low < 0.5 - slack or high > 1 + slack:
-        warnings.warn(
-            f"the kernel's norm ||K_x|| = sqrt(k(x, x)) runs from {low:.3g} to {high:.3g} on [-1, 1]^{obs_dim}; the paper "
-            f"assumes [1/2, 1]. Scale it, for example {1 / high**2:.3g} * kernel, to keep the theorem's constants.",
-            NormalisationWarning,
-            stacklevel=4,
-        )
-
-
-def _self_kernels(cfg: KQLConfig, obs_dim: int) -> np.ndarray:
-    """k(x, x) with every action at the kernel's own domain, or at the centre, at corners and inside of the box [-1, 1]^l; an
-    error where it is no kernel.
-
-    A config whose numbers are batched holds many kernels, each a config of its own: they are not looked at here.
-    """
-    if np.ndim(cfg.lam) or np.ndim(cfg.gamma) or np.ndim(cfg.beta):
-        return np.ones(1)
-    points = cfg.kernel.domain(obs_dim)
-    if points is None:
-        points = np.random.default_rng(0).uniform(-1, 1, (16, obs_dim))
-        points[0], points[1], points[2:8] = 0.0, 1.0, np.sign(points[2:8])
-
-    # The config is known, but kql_init may be called while something else is traced.
-    with jax.ensure_compile_time_eval():
-        values = jax.vmap(lambda obs: self_kernel(cfg.kernel, obs, cfg.num_actions))(jnp.asarray(points, widest_float()))
-    if values.ndim != 2:
-        return np.ones(1)
-    found = np.asarray(values, np.float64)
-    if not np.all(found > 0):
-        raise ValueError(
-            f"the kernel {cfg.kernel} gives k(x, x) = {first_bad(found, found > 0)}: expected positive numbers. "
-            "Look at its parameters."
-        )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(cfg.kernel):
-        name = jax.tree_util.keystr(path)
-        if name.endswith((".eta", ".length_scale")) and not np.all(np.asarray(leaf) > 0):
-            raise ValueError(f"the kernel's {name.lstrip('.')} must be above 0, got {first_bad(leaf, np.asarray(leaf) > 0)}.")
-    return found
+def _check_kernel(cfg: KQLConfig, obs_dim: int, warns: bool) -> None:
+    # A config whose numbers are batched holds many kernels, each a config of its own.
+    if not (np.ndim(cfg.lam) or np.ndim(cfg.gamma) or np.ndim(cfg.beta)):
+        cfg.kernel.validate(obs_dim, cfg.num_actions, warns=warns)
 
 
 def check_init(cfg: KQLConfig, obs_dim: Any, dtype: Any, capacity: Any) -> np.dtype:
@@ -209,8 +159,11 @@ def check_init(cfg: KQLConfig, obs_dim: Any, dtype: Any, capacity: Any) -> np.dt
         cfg.features.check(cfg.kernel, obs_dim, cfg.num_actions)
     if is_known(cfg):
         check_config(cfg)
-        _self_kernels(cfg, obs_dim)
-    return check_dtype(cfg, dtype, max(cfg.horizon, capacity or 0))
+        _check_kernel(cfg, obs_dim, warns=False)
+    wanted = check_dtype(cfg, dtype, max(cfg.horizon, capacity or 0))
+    if cfg.features is not None:
+        cfg.features.check(cfg.kernel, obs_dim, cfg.num_actions, wanted)
+    return wanted
 
 
 def check_dtype(cfg: KQLConfig, dtype: Any, capacity: int) -> np.dtype:

@@ -28,7 +28,7 @@ from weight_cases import (
 
 import kqljax
 from kqljax import Transition, features, kql_act, kql_grow, kql_init, kql_step, kql_step_and_act
-from kqljax.kernels import self_kernel
+from kqljax.kernels import every_action
 
 
 class Wanderer:
@@ -71,8 +71,8 @@ TIGHT = 1e-10
 AGAINST_EXACT = [
     ("MountainCar-v0", "taylor", 1, 400, 1e-6),
     ("CartPole-v1", "taylor", 1, 400, 1e-6),
-    ("MountainCar-v0", "dictionary", 1, 400, 1e-6),
-    ("CartPole-v1", "dictionary", 1, 400, 1e-6),
+    ("MountainCar-v0", "nystrom", 1, 400, 1e-6),
+    ("CartPole-v1", "nystrom", 1, 400, 1e-6),
     ("MountainCar-v0", "taylor", 3, 100, 1e-6),
     ("CartPole-v1", "linear", 1, 400, 1e-9),
 ]
@@ -86,7 +86,7 @@ def test_engine_agrees_with_the_exact_engine(task, name, backups, steps, atol):
     kernel = kqljax.RBF(eta=0.02)
     made = {
         "taylor": lambda: features.taylor(kernel, length, num_actions, TIGHT),
-        "dictionary": lambda: features.dictionary(
+        "nystrom": lambda: features.nystrom(
             kernel, np.concatenate([transitions.obs, transitions.next_obs]), num_actions, TIGHT / 100
         ),
         "linear": lambda: features.linear(kqljax.Linear(), length, num_actions),
@@ -106,7 +106,7 @@ def test_engine_agrees_with_the_exact_engine(task, name, backups, steps, atol):
 def test_engine_agrees_with_the_oracle():
     task, steps = "CartPole-v1", 100
     transitions = jax.tree.map(lambda leaf: leaf[:steps], recorded(task))
-    made = features.dictionary(kqljax.RBF(eta=0.02), np.concatenate([transitions.obs, transitions.next_obs]), 2, TIGHT / 100)
+    made = features.nystrom(kqljax.RBF(eta=0.02), np.concatenate([transitions.obs, transitions.next_obs]), 2, TIGHT / 100)
     cfg = recorded_config(task, "rbf", made, 1, steps)
     reference = oracle.Oracle(oracle.rbf(0.02), 2, cfg.gamma, cfg.lam, cfg.beta, cfg.terminal_value)
     _, (believed, action, _, tables) = follow(cfg, kql_init(cfg, 4), transitions)
@@ -123,7 +123,7 @@ def test_engine_agrees_with_the_oracle():
 
 
 def test_step_and_act_is_step_then_act():
-    cfg = config("dictionary", **LAZY["reservoir"])
+    cfg = config("nystrom", **LAZY["reservoir"])
     transitions = random_transitions(12, seed=3)
     one = two = kql_init(cfg, 2)
     together = jit(kql_step_and_act)
@@ -140,7 +140,7 @@ def test_step_and_act_is_step_then_act():
 
 @pytest.mark.parametrize("engine", ["weights", "exact"])
 def test_a_policy_acts_as_its_state_does(engine):
-    cfg = config("dictionary") if engine == "weights" else kqljax.KQLConfig(kernel=RBF, num_actions=3, horizon=12)
+    cfg = config("nystrom") if engine == "weights" else kqljax.KQLConfig(kernel=RBF, num_actions=3, horizon=12)
     transitions = random_transitions(12, seed=4)
     state = kql_init(cfg, 2)
     for i in range(8):
@@ -154,7 +154,7 @@ def test_a_policy_acts_as_its_state_does(engine):
 
 @pytest.mark.parametrize("options", [{}, {"backups": 2}])
 def test_past_capacity_nothing_is_overwritten(options):
-    cfg = config("dictionary", **options)
+    cfg = config("nystrom", **options)
     transitions = random_transitions(14, seed=5)
     state = kql_init(cfg, 2)
     for i in range(14):
@@ -182,16 +182,16 @@ def test_growing_in_stages_is_the_same_run():
 NARROW = kqljax.RBF(eta=20.0)
 LEFT, RIGHT = np.linspace(-1.0, -0.2, 9)[:, None], np.linspace(0.3, 1.0, 9)[:, None]
 MADE_ON_THE_LEFT = {
-    "dictionary": (NARROW, lambda kernel: features.dictionary(kernel, LEFT, 2)),
-    "dictionary of a product": (
+    "nystrom": (NARROW, lambda kernel: features.nystrom(kernel, LEFT, 2)),
+    "nystrom of a product": (
         kqljax.RBF(eta=5.0) * kqljax.RBF(eta=15.0),
-        lambda kernel: features.dictionary(kernel, LEFT, 2),
+        lambda kernel: features.nystrom(kernel, LEFT, 2),
     ),
-    "dictionary of a scaled kernel": (0.5 * NARROW, lambda kernel: features.dictionary(kernel, LEFT, 2)),
+    "nystrom of a scaled kernel": (0.5 * NARROW, lambda kernel: features.nystrom(kernel, LEFT, 2)),
     "taylor": (NARROW, lambda kernel: features.taylor(kernel, 1, 2)),
     "taylor of a low order": (NARROW, lambda kernel: features.taylor(kernel, 1, 2, order=12)),
-    "fourier": (NARROW, lambda kernel: features.random_fourier(kernel, 1, 2)),
-    "fourier of matern": (kqljax.Matern32(length_scale=0.15), lambda kernel: features.random_fourier(kernel, 1, 2)),
+    "fourier": (NARROW, lambda kernel: features.fourier(kernel, 1, 2)),
+    "fourier of matern": (kqljax.Matern32(length_scale=0.15), lambda kernel: features.fourier(kernel, 1, 2)),
 }
 
 
@@ -212,7 +212,7 @@ def test_an_unseen_state_is_as_unknown_as_in_the_exact_engine(name, dtype):
     with_kernel, _ = learn(exact, kql_init(exact, 1), seen)
     state, _ = learn(cfg, kql_init(cfg, 1, dtype), seen)
     expected = predict_all(exact, with_kernel, RIGHT)[1]
-    np.testing.assert_allclose(expected, np.sqrt(np.full((9, 2), self_kernel(kernel, jnp.ones(1), 2)) / 1e-3), rtol=0.01)
+    np.testing.assert_allclose(expected, np.sqrt(np.full((9, 2), kernel.diag(every_action(jnp.ones(1), 2))) / 1e-3), rtol=0.01)
     np.testing.assert_allclose(predict_all(cfg, state, RIGHT)[1], expected, rtol=0.1)
     np.testing.assert_allclose(state.width[9:18], expected, rtol=0.1)
     # And what was seen is known: ten visits of a pair, and of its neighbours.
@@ -221,11 +221,11 @@ def test_an_unseen_state_is_as_unknown_as_in_the_exact_engine(name, dtype):
 
 
 @pytest.mark.parametrize("frequencies, share", [(64, 0.45), (256, 0.84), (1000, 0.96)])
-def test_random_fourier_features_run_out(frequencies, share):
+def test_fourier_features_run_out(frequencies, share):
     """400 places in the left of a square: the width on the right, in which the features cannot show what they lack."""
     rng = np.random.default_rng(1)
     places = rng.uniform(-1, 1, (400, 2)) * [0.4, 1] - [0.6, 0]
-    made = features.random_fourier(NARROW, 2, 2, frequencies)
+    made = features.fourier(NARROW, 2, 2, frequencies)
     cfg = kqljax.KQLConfig(kernel=NARROW, num_actions=2, horizon=400, lam=1e-3, features=made)
     seen = random_transitions(400, num_actions=2)._replace(obs=jnp.asarray(places))
     state, _ = learn(cfg, kql_init(cfg, 2), seen)
@@ -236,7 +236,7 @@ def test_random_fourier_features_run_out(frequencies, share):
 @pytest.mark.parametrize("options", [{}, {"backups": 2}, {"refresh_rows": 20}])
 def test_every_width_is_that_of_predict(options):
     """Half of the states lie where the features leave much out: as the next pair, in the table, and as the state to act in."""
-    cfg = config("dictionary", horizon=20, **options)
+    cfg = config("nystrom", horizon=20, **options)
     transitions = jax.tree.map(lambda leaf: 3 * leaf if leaf.ndim == 2 else leaf, random_transitions(20, seed=40))
     state, ((_, believed, _), _, info, _) = follow(cfg, kql_init(cfg, 2), transitions)
     assert float(info.feature_error.max()) > 0.5
@@ -257,7 +257,7 @@ def assert_all_float32(tree):
 
 
 @pytest.mark.parametrize(
-    "name, options, stages", [("dictionary", {}, 1), ("dictionary", {"memory": 30, "refresh_rows": 16}, 2)]
+    "name, options, stages", [("nystrom", {}, 1), ("nystrom", {"memory": 30, "refresh_rows": 16}, 2)]
 )
 def test_float32_without_x64(name, options, stages):
     """No float64 anywhere: a float32 process makes maps, steps, acts and trains, at the paper's lam."""
@@ -320,7 +320,7 @@ def strong(leaf):
 def test_dtypes_are_kept(options):
     """A config of strong float64 numbers does not promote a float32 state: seen in the shapes, without a compile."""
     dtype = "float32"
-    cfg = jax.tree.map(strong, config("dictionary", **LAZY[options]))
+    cfg = jax.tree.map(strong, config("nystrom", **LAZY[options]))
     state = kql_init(cfg, 2, dtype)
     kinds = jax.tree.map(lambda leaf: leaf.dtype, state)
     after, info, action, q_tilde = jax.eval_shape(kql_step_and_act, cfg, state, row(random_transitions(1), 0), jnp.zeros(2))
@@ -341,7 +341,7 @@ def run(cfg, seeds):
 
 
 def test_a_vmapped_seed_is_the_seed_alone():
-    cfg = config("dictionary", memory=5, eviction="reservoir", refresh_rows=3)
+    cfg = config("nystrom", memory=5, eviction="reservoir", refresh_rows=3)
     seeds = jnp.arange(24).reshape(2, 12)
     together, _ = jit(jax.vmap(run, in_axes=(None, 0)))(cfg, seeds)
     assert_close(row(together, 1), jit(run)(cfg, seeds[1])[0], 1e-8)
@@ -361,7 +361,7 @@ def test_the_width_of_the_kernel_can_be_vmapped():
 
 
 def test_a_donated_step_in_a_python_loop():
-    cfg = config("dictionary", **LAZY["reservoir"])
+    cfg = config("nystrom", **LAZY["reservoir"])
     donated = jit(kql_step, donate_argnames="state")
     transitions = random_transitions(8, seed=30)
     state, kept = kql_init(cfg, 2), kql_init(cfg, 2)
@@ -375,7 +375,7 @@ def test_a_donated_step_in_a_python_loop():
 
 
 @pytest.mark.parametrize(
-    "name, lazy", [*(("grouped", lazy) for lazy in LAZY), ("dictionary", "default"), ("dictionary", "reservoir")]
+    "name, lazy", [*(("grouped", lazy) for lazy in LAZY), ("nystrom", "default"), ("nystrom", "reservoir")]
 )
 def test_lowers_for_every_platform(name, lazy):
     cfg = config(name, **LAZY[lazy])
@@ -385,7 +385,7 @@ def test_lowers_for_every_platform(name, lazy):
     assert_lowers(jax.vmap(kql_step_and_act, in_axes=(None, 0, None, None)), cfg, states, transition, jnp.zeros(2))
 
 
-@pytest.mark.parametrize("name, lazy", [("grouped", "default"), ("dictionary", "reservoir")])
+@pytest.mark.parametrize("name, lazy", [("grouped", "default"), ("nystrom", "reservoir")])
 def test_training_lowers_for_every_platform(name, lazy):
     cfg, task = config(name, **LAZY[lazy]), kqljax.make_task("MountainCar-v0")
     assert_lowers(lambda cfg, seed: kqljax.train(task, cfg, jax.random.key(seed), stages=1).log.action, cfg, 0)

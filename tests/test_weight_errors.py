@@ -83,8 +83,8 @@ def test_state_and_config_must_fit():
 
 
 def test_a_step_says_what_the_features_leave_out():
-    made = make_map("dictionary")
-    cfg = config("dictionary")
+    made = make_map("nystrom")
+    cfg = config("nystrom")
     inside, outside = (Transition(np.zeros(2), 0, 0.5, np.full(2, at), False) for at in (0.1, 3.0))
     for transition, is_small in ((inside, True), (outside, False)):
         info = step(cfg, kql_init(cfg, 2), transition)[1]
@@ -109,7 +109,7 @@ BAD_TRANSITIONS = {
 
 @pytest.mark.parametrize(
     "name, options",
-    [("dictionary", "default"), ("dictionary", "more backups"), ("dictionary", "reservoir"), ("grouped", "some rows")],
+    [("nystrom", "default"), ("nystrom", "more backups"), ("nystrom", "reservoir"), ("grouped", "some rows")],
 )
 def test_bad_values_leave_the_state_alone(name, options):
     cfg = config(name, **LAZY.get(options, {"backups": 2}))
@@ -131,7 +131,7 @@ def test_bad_values_leave_the_state_alone(name, options):
 
 
 def test_bad_values_raise_outside_jit():
-    cfg = config("dictionary")
+    cfg = config("nystrom")
     for change in BAD_TRANSITIONS.values():
         name = next(iter(change))
         with pytest.raises(ValueError, match=f"transition.{name} must be"):

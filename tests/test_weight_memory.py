@@ -26,7 +26,7 @@ from kqljax.kql import targets_of
 
 def test_refreshing_all_rows_is_the_default():
     transitions = random_transitions(30, seed=20)
-    eager, lazy = config("dictionary", horizon=30), config("dictionary", horizon=30, refresh_rows=30)
+    eager, lazy = config("nystrom", horizon=30), config("nystrom", horizon=30, refresh_rows=30)
     state, (believed, action, info, _) = follow(eager, kql_init(eager, 2), transitions)
     after, (lazily, lazy_action, lazy_info, _) = follow(lazy, kql_init(lazy, 2), transitions)
     assert_close(lazily, believed, 1e-8)
@@ -133,7 +133,7 @@ def test_pairs_that_left_the_memory_keep_their_last_target(eviction):
 
 def test_a_memory_that_is_never_full_is_the_default():
     transitions = random_transitions(12, seed=26)
-    plain, with_memory = config("dictionary"), config("dictionary", memory=12, eviction="reservoir")
+    plain, with_memory = config("nystrom"), config("nystrom", memory=12, eviction="reservoir")
     state = after = kql_init(plain, 2)
     for i in range(12):
         state, info = step(plain, state, row(transitions, i))

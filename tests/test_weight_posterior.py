@@ -47,7 +47,7 @@ def data(seed, count):
     "name, dtype, lam, atol",
     [
         ("grouped", "float64", 1e-4, 1e-9),
-        ("dictionary", "float64", 1e-4, 1e-9),
+        ("nystrom", "float64", 1e-4, 1e-9),
         ("linear", "float64", 1e-4, 1e-9),
         ("grouped", "float32", 1e-2, 2e-4),
     ],
@@ -80,7 +80,7 @@ def test_before_any_data():
 
 @pytest.mark.parametrize("dtype, rtol", [("float64", 1e-9), ("float32", 1e-4)])
 def test_condensed_rows_are_predictions(dtype, rtol):
-    made, lam = make_map("dictionary"), 1e-3
+    made, lam = make_map("nystrom"), 1e-3
     obs, action, target = data(5, 40)
     post, _ = stream(made, lam, obs.astype(dtype), action, target.astype(dtype), 30, dtype)
     states = jnp.asarray(random_pairs(6, 7)[0], dtype)

@@ -23,8 +23,8 @@ def make_map(name, num_actions=3):
     return {
         "taylor": lambda: features.taylor(RBF, 2, num_actions, order=4),
         "grouped": lambda: features.taylor(kqljax.RBF(eta=0.02), 2, num_actions, 1e-4),
-        "dictionary": lambda: features.dictionary(RBF, random_pairs(0, 60)[0], num_actions, 1e-2),
-        "fourier": lambda: features.random_fourier(RBF, 2, num_actions, 8),
+        "nystrom": lambda: features.nystrom(RBF, random_pairs(0, 60)[0], num_actions, 1e-2),
+        "fourier": lambda: features.fourier(RBF, 2, num_actions, 8),
         "linear": lambda: features.linear(kqljax.Linear(), 2, num_actions),
     }[name]()
 

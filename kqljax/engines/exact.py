@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from kqljax.arrays import dot
 from kqljax.engines import Glance, Learned
-from kqljax.kernels import Kernel, Pair, self_kernel
+from kqljax.kernels import Kernel, Pair, every_action
 from kqljax.posterior import gram
 
 Array = jax.Array
@@ -57,7 +57,7 @@ class ExactEngine:
         vectors = gram.kernel_vectors(
             gram.stored_mixing(self.kernel, frozen.pairs), gram.state_terms(self.kernel, frozen.pairs, obs)
         )
-        own = self_kernel(self.kernel, obs, vectors.shape[-1])
+        own = self.kernel.diag(every_action(obs, vectors.shape[-1]))
         whitened = gram.whiten(frozen, vectors, is_few=False)
         return dot(frozen.weights, vectors), gram.width_sq(self.lam, own, whitened)
 
@@ -92,7 +92,7 @@ class ExactEngine:
         # Lines 6-7 for the state just reached.
         of_next = slice(2, 2 + num_actions)
         next_mean = dot(posterior.weights, columns)[of_next]
-        next_own = self_kernel(kernel, next_obs, num_actions)
+        next_own = kernel.diag(every_action(next_obs, num_actions))
         next_width_sq = jnp.maximum(next_own - jnp.diagonal(overlaps)[of_next], 0.0) / self.lam
         seen = _Seen(
             posterior, is_wanted, pair, kernel.evaluate(pair, pair), query, columns, whitened, overlaps, targets, next_obs,
@@ -134,12 +134,12 @@ class ExactEngine:
         assert seen.query is not None
         assert seen.query_vectors is not None
         query, num_actions = seen.query, glance.next_mean.shape[0]
-        every_action = jnp.eye(num_actions, dtype=query.dtype)
-        of_newest = jax.vmap(lambda action: self.kernel.evaluate(Pair(query, action), seen.pair))(every_action)
+        queries = every_action(query, num_actions)
+        of_newest = jax.vmap(lambda each: self.kernel.evaluate(each, seen.pair))(queries)
         is_written = (jnp.arange(posterior.capacity) == learned.slot) & learned.is_stored
         vectors = jnp.where(is_written[:, None], of_newest, seen.query_vectors)
         mean, change = dot(jnp.stack([posterior.weights, update.direction]), vectors)
-        own = self_kernel(self.kernel, query, num_actions)
+        own = self.kernel.diag(queries)
         before = jnp.maximum(own - jnp.diagonal(seen.overlaps)[2 + num_actions :], 0.0) / self.lam
         after = jnp.maximum(before - change**2 / (self.lam * update.kappa), 0.0)
         return mean, jnp.where(update.is_stored, after, before)

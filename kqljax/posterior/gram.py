@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax.arrays import dot, few_columns, in_dtype, pad, write
-from kqljax.kernels import Kernel, Mixing, Pair, num_terms, self_kernel
+from kqljax.kernels import Kernel, Mixing, Pair, every_action, num_terms
 
 Array = jax.Array
 
@@ -308,7 +308,7 @@ def predict(kernel: Kernel, lam: Any, post: GramPosterior, obs: Array) -> tuple[
     kernel, lam = in_dtype((kernel, lam), post.dtype)
     obs = jnp.asarray(obs, post.dtype)
     vectors = kernel_vectors(stored_mixing(kernel, post.pairs), state_terms(kernel, post.pairs, obs))
-    own = self_kernel(kernel, obs, post.pairs.action.shape[-1])
+    own = kernel.diag(every_action(obs, post.pairs.action.shape[-1]))
     return dot(post.weights, vectors), jnp.sqrt(width_sq(lam, own, whiten(post, vectors)))
 
 
