@@ -11,7 +11,7 @@ deepsea: bsuite's DeepSea in gymnax. From the top left corner of an N x N grid e
 the right; right costs 0.01 / N, and 1 is paid for going right all N times. Which action is "right" is drawn for every cell,
 anew for every seed. Random actions get there once in 2^N episodes. Both algorithms see the N^2 numbers of the grid, one of
 them 1. On those RBF(2) is all but the kernel of a table, exp(-16) between two cells: no hint about neighbours is given. Its
-features are a dictionary of all cells that can be reached.
+features are Nystrom features of all cells that can be reached.
 KQL gets 5 N^2 steps, that is 5 N episodes, with or without optimism (`kql-greedy` has beta = 0); DQN gets 50,000 steps at
 every depth, one gradient step each, and epsilon falls from 1 to 0.1 over all of them. Solved means: after training, the policy
 without exploration reaches the goal.
@@ -174,7 +174,7 @@ def deepsea_kql(task: kqljax.Task, depth: int, is_greedy: bool) -> kqljax.KQLCon
     # Every cell that can be reached, and the empty grid at the end.
     cells = np.ravel_multi_index(np.tril_indices(depth), (depth, depth))
     grids = np.concatenate([np.eye(depth**2)[cells], np.zeros((1, depth**2))])
-    chosen = features.dictionary(kernel, task.normalise(grids), task.num_actions, tolerance=0.5)
+    chosen = features.nystrom(kernel, task.normalise(grids), task.num_actions, tolerance=0.5)
     beta = {"beta": 0.0} if is_greedy else {}
     # After one visit the bonus is 1000 times smaller than before: in a world without noise one look is enough.
     return task.config(kernel, 5 * depth**2, lam=1e-6, features=chosen, tie_break="random", **beta)
@@ -195,7 +195,7 @@ def deepsea_dqn() -> dqn.DQNConfig:
 
 def breakout_kql(task: kqljax.Task, steps: int, frequencies: int) -> kqljax.KQLConfig:
     kernel = kqljax.RBF(eta=0.2)
-    chosen = features.random_fourier(kernel, task.obs_dim, task.num_actions, frequencies)
+    chosen = features.fourier(kernel, task.obs_dim, task.num_actions, frequencies)
     rows = {"refresh_rows": 32, "memory": 4000, "eviction": "reservoir"}
     return task.config(kernel, steps, gamma=0.98, features=chosen, tie_break="random", **rows)
 

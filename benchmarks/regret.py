@@ -48,7 +48,7 @@ def config(mdp: theory.MDP, learner: str, horizon: int) -> kqljax.KQLConfig:
     assumed = assumptions(mdp, horizon)
     beta = {"kql": float(theory.confidence_width(assumed)), "kql-paper": None, "kql-greedy": 0.0}[learner]
     kernel = mdp.kernel()
-    table = features.dictionary(kernel, np.eye(mdp.num_states), mdp.num_actions)
+    table = features.nystrom(kernel, np.eye(mdp.num_states), mdp.num_actions)
     return kqljax.KQLConfig(
         kernel=kernel, num_actions=mdp.num_actions, horizon=horizon, gamma=GAMMA, beta=beta, features=table, tie_break="random"
     )

@@ -9,10 +9,9 @@ Examples in the docstrings begin where these lines end:
 """
 
 from kqljax import features, regression, rounds
-from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
 from kqljax.engines import Exact, Weights
-from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
+from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, NormalisationWarning, Pair
 from kqljax.kql import kql_act, kql_init, kql_predict, kql_resize, kql_step, kql_step_and_act
 from kqljax.policy import KQLPolicy, Values, kql_policy, kql_tables
 from kqljax.seeds import across_seeds

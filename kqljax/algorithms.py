@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from kqljax import features, rollout, rounds
 from kqljax.errors import unknown_name
 from kqljax.kernels import RBF, Linear
-from kqljax.tasks import Task, make_task
+from kqljax.tasks import Task, make_task, sample_states
 
 Array = jax.Array
 
@@ -100,7 +100,8 @@ FEATURE_TOLERANCE = 1e-6
 
 @functools.cache
 def _features_of(task_name: str, eta: float) -> features.FeatureMap:
-    return features.auto(RBF(eta=eta), make_task(task_name), FEATURE_TOLERANCE)
+    task = make_task(task_name)
+    return features.nystrom(RBF(eta=eta), sample_states(task), task.num_actions, FEATURE_TOLERANCE)
 
 
 def _feature_config(task: Task, num_steps: int) -> Any:
@@ -187,7 +188,7 @@ ALGORITHMS = {
     "kql-rounds": "learning in rounds, one recipe for every task (kqljax.rounds)",
     "kql-linear": "KQL with the linear kernel",
     "kql-greedy": "KQL with the Gaussian kernel and beta = 0: what optimism buys",
-    "kql-features": "KQL with the Gaussian kernel as features (features.auto), in weight space",
+    "kql-features": "KQL with the Gaussian kernel as features (features.nystrom), in weight space",
     "kql-features32": "the same in float32",
     "dqn": "DQN with the paper's parameters (Stable-Baselines3 and its zoo)",
     "kovi": "KOVI, episodic kernel value iteration, with KQL's kernel and lambda",

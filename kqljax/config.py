@@ -9,18 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from kqljax.checks import (
-    NormalisationWarning,
-    check_normalisation,
-    check_self_kernels,
-    real,
-    require,
-    whole_number,
-)
+from kqljax.checks import real, require, whole_number
 from kqljax.engines.base import Engine
 from kqljax.engines.exact import Exact
 from kqljax.errors import describe, first_bad, is_known
-from kqljax.kernels import Kernel
+from kqljax.kernels import Kernel, NormalisationWarning
 from kqljax.pytrees import register
 from kqljax.state import KQLState
 
@@ -113,7 +106,7 @@ class KQLConfig:
                 stacklevel=2,
             )
         if obs_dim is not None and not self.is_batched:
-            check_normalisation(self.kernel, obs_dim, self.num_actions)
+            self.kernel.validate(obs_dim, self.num_actions, warns=True)
         return self
 
     def check(self, obs_dim: int) -> None:
@@ -123,7 +116,7 @@ class KQLConfig:
         if is_known(self):
             self.validate()
             if not self.is_batched:
-                check_self_kernels(self.kernel, obs_dim, self.num_actions)
+                self.kernel.validate(obs_dim, self.num_actions, warns=False)
 
     def check_state(self, state: KQLState) -> int:
         """The length l of an observation; ValueError where the state was made with another

@@ -52,7 +52,7 @@ def worst(made, reference, states):
 
 @functools.cache
 def chosen_from_box(eta, tolerance, num_actions=3):
-    return features.dictionary(kqljax.RBF(eta=eta), box(0, 400, 2), num_actions, tolerance)
+    return features.nystrom(kqljax.RBF(eta=eta), box(0, 400, 2), num_actions, tolerance)
 
 
 # Maps and kernels ----------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ SCALED = {
 def test_dictionary_takes_scaled_kernels_and_products(name):
     kernel, reference, factor = SCALED[name]
     states = box(4, 150, 2)
-    made = features.dictionary(kernel, states, 3, 1e-4)
+    made = features.nystrom(kernel, states, 3, 1e-4)
     found = worst(made, lambda x, y, n: factor * reference(x, y, n), states[:80])
     assert 0.01 * made.error < found <= made.error + ROUNDING
     assert made.error <= 1e-4
@@ -135,7 +135,7 @@ FOURIER = {
 def fourier_errors(name, count):
     """Differences from the kernel `[6, N, N]` of six draws."""
     kernel, reference = FOURIER[name]
-    made = (features.random_fourier(kernel, 2, 3, count, seed=seed) for seed in range(6))
+    made = (features.fourier(kernel, 2, 3, count, seed=seed) for seed in range(6))
     return np.array([difference(each, reference, box(9, 12, 2)) for each in made])
 
 
@@ -151,7 +151,7 @@ def test_random_fourier_falls_like_one_over_the_root(name):
 @pytest.mark.parametrize("name", FOURIER)
 def test_random_fourier_states_the_error_that_it_has(name):
     kernel, reference = FOURIER[name]
-    made = features.random_fourier(kernel, 2, 3, 128)
+    made = features.fourier(kernel, 2, 3, 128)
     assert made.error_kind == "measured"
     assert 0.5 * made.error < worst(made, reference, box(10, 100, 2)) < 1.5 * made.error
     assert made.num_features == made.num_weights == 256
@@ -159,16 +159,16 @@ def test_random_fourier_states_the_error_that_it_has(name):
 
 def test_random_fourier_doubles_until_it_meets_a_tolerance():
     kernel, reference = FOURIER["rbf"]
-    made = features.random_fourier(kernel, 2, 3, tolerance=0.4)
+    made = features.fourier(kernel, 2, 3, tolerance=0.4)
     assert made.error <= 0.4
     assert worst(made, reference, box(11, 60, 2)) < 0.6
     assert made.num_features >= 64
-    half = features.random_fourier(kernel, 2, 3, made.num_features // 4)
+    half = features.fourier(kernel, 2, 3, made.num_features // 4)
     assert half.error > 0.4
 
 
 def test_kernel_error_is_what_it_says():
-    made = features.random_fourier(kqljax.RBF(eta=0.5), 2, 3, 8)
+    made = features.fourier(kqljax.RBF(eta=0.5), 2, 3, 8)
     states = box(12, 200, 2)
     assert features.kernel_error(made, states) == pytest.approx(worst(made, oracle.rbf(0.5), states), rel=1e-6)
 
@@ -217,7 +217,7 @@ def test_small_eigenspaces_use_fewer_features(maker):
 
 
 def test_random_fourier_turns_phases():
-    made = features.random_fourier(kqljax.Matern32(), 2, 3, 8)
+    made = features.fourier(kqljax.Matern32(), 2, 3, 8)
     for root in made.root:
         np.testing.assert_allclose(root @ root.T, np.eye(16), atol=1e-12)
 
@@ -251,9 +251,9 @@ def test_taylor_of_a_traced_eta():
 
 def test_random_fourier_of_a_traced_eta_is_the_map_of_that_eta():
     states = box(14, 15, 2)
-    found = traced_products(lambda kernel: features.random_fourier(kernel, 2, 3, 8), states)
+    found = traced_products(lambda kernel: features.fourier(kernel, 2, 3, 8), states)
     for eta, product in zip(ETAS, found, strict=True):
-        phi = rooted(features.random_fourier(kqljax.RBF(eta=eta), 2, 3, 8), states)
+        phi = rooted(features.fourier(kqljax.RBF(eta=eta), 2, 3, 8), states)
         np.testing.assert_allclose(product, phi @ phi.T, atol=1e-12)
     assert np.abs(found[0] - found[2]).max() > 0.1
 
@@ -262,7 +262,7 @@ def test_random_fourier_of_a_traced_length_scale():
     states = jnp.asarray(box(15, 10, 2))
 
     def psi(scale):
-        made = features.random_fourier(kqljax.Matern52(length_scale=scale), 2, 3, 8)
+        made = features.fourier(kqljax.Matern52(length_scale=scale), 2, 3, 8)
         return jax.vmap(lambda obs: made.psi(obs) @ made.root[1])(states)
 
     found = jax.vmap(psi)(jnp.array([0.5, 2.0]))
@@ -278,7 +278,7 @@ def test_maps_can_be_made_while_something_else_is_traced():
             @jax.jit
             def psi(obs):
                 one = features.taylor(kqljax.RBF(eta=0.3), 2, 2, 1e-3)
-                other = features.random_fourier(kqljax.RBF(eta=0.3), 2, 2, 8)
+                other = features.fourier(kqljax.RBF(eta=0.3), 2, 2, 8)
                 assert one.error <= 1e-3 and other.error > 0
                 assert one.root.dtype == other.root.dtype == np.float64
                 return one.psi(obs), other.psi(obs)
@@ -289,9 +289,9 @@ def test_maps_can_be_made_while_something_else_is_traced():
 
 def test_maps_are_made_in_float64_where_jax_has_only_float32():
     kernel, states = kqljax.RBF(eta=0.3), box(17, 60, 2)
-    wide = features.dictionary(kernel, states, 2, 1e-7)
+    wide = features.nystrom(kernel, states, 2, 1e-7)
     with jax.enable_x64(False):
-        narrow = features.dictionary(kernel, states, 2, 1e-7)
+        narrow = features.nystrom(kernel, states, 2, 1e-7)
     assert narrow.error == wide.error
     np.testing.assert_array_equal(narrow.whitener, wide.whitener)
     np.testing.assert_array_equal(narrow.root, wide.root)
@@ -307,10 +307,10 @@ def test_residual_is_what_is_left_out_at_a_state(maker):
     states, rbf = 1.5 * box(18, 40, 2), oracle.rbf(0.3)
     make, reference = {
         "dictionary": (lambda: chosen_from_box(0.3, 1e-2), rbf),
-        "scaled": (lambda: features.dictionary(3.0 * RBF, BOX, 3, 1e-2), lambda x, y, n: 3 * rbf(x, y, n)),
+        "scaled": (lambda: features.nystrom(3.0 * RBF, BOX, 3, 1e-2), lambda x, y, n: 3 * rbf(x, y, n)),
         "taylor": (lambda: features.taylor(RBF, 2, 3, 1e-2), rbf),
         "taylor of an order": (lambda: features.taylor(RBF, 2, 3, order=4), rbf),
-        "fourier": (lambda: features.random_fourier(RBF, 2, 3, 8), rbf),
+        "fourier": (lambda: features.fourier(RBF, 2, 3, 8), rbf),
         "linear": (lambda: features.linear(kqljax.Linear(), 2, 3), oracle.linear()),
     }[maker]
     made = make()
@@ -365,16 +365,16 @@ WRONG_KERNELS = {
     "taylor of scaled": (lambda: features.taylor(0.5 * RBF, 2, 3), "features.taylor is for the kernel RBF, got Scaled"),
     "linear of rbf": (lambda: features.linear(RBF, 2, 3), "features.linear is for the kernel Linear, got RBF"),
     "fourier of linear": (
-        lambda: features.random_fourier(kqljax.Linear(), 2, 3),
+        lambda: features.fourier(kqljax.Linear(), 2, 3),
         "features.random_fourier is for the kernel RBF or Matern32 or Matern52, got Linear",
     ),
     "dictionary of matern": (
-        lambda: features.dictionary(MATERN, BOX, 3),
+        lambda: features.nystrom(MATERN, BOX, 3),
         "features.dictionary wants a kernel that is a state part times an action part.*Use features.random_fourier",
     ),
-    "dictionary of linear": (lambda: features.dictionary(kqljax.Linear(), BOX, 3), "features.linear for Linear"),
-    "dictionary of a sum": (lambda: features.dictionary(RBF + RBF, BOX, 3), "wants a kernel that is a state part"),
-    "dictionary of a user's": (lambda: features.dictionary(Own(), BOX, 3), "wants a kernel that is a state part"),
+    "dictionary of linear": (lambda: features.nystrom(kqljax.Linear(), BOX, 3), "features.linear for Linear"),
+    "dictionary of a sum": (lambda: features.nystrom(RBF + RBF, BOX, 3), "wants a kernel that is a state part"),
+    "dictionary of a user's": (lambda: features.nystrom(Own(), BOX, 3), "wants a kernel that is a state part"),
 }
 
 
@@ -389,8 +389,8 @@ def test_kernels_that_a_map_does_not_take(name):
 def test_bad_tolerances(tolerance):
     for make in (
         lambda: features.taylor(RBF, 2, 3, tolerance),
-        lambda: features.dictionary(RBF, BOX, 3, tolerance),
-        lambda: features.random_fourier(RBF, 2, 3, tolerance=tolerance),
+        lambda: features.nystrom(RBF, BOX, 3, tolerance),
+        lambda: features.fourier(RBF, 2, 3, tolerance=tolerance),
         lambda: features.auto(RBF, kqljax.make_task("MountainCar-v0"), tolerance),
     ):
         with pytest.raises(ValueError, match=r"tolerance must be in \(0, 1\), got"):
@@ -400,7 +400,7 @@ def test_bad_tolerances(tolerance):
 @pytest.mark.parametrize("states", [np.zeros(5), np.zeros((0, 2)), np.zeros((2, 3, 4)), []])
 def test_states_of_a_wrong_shape(states):
     with pytest.raises(ValueError, match=r"states must have shape \[N, l\] with N > 0"):
-        features.dictionary(RBF, states, 3)
+        features.nystrom(RBF, states, 3)
 
 
 def test_a_tolerance_out_of_reach_names_a_size_that_would_do():
@@ -412,9 +412,9 @@ def test_a_tolerance_out_of_reach_names_a_size_that_would_do():
 
     states = box(19, 150, 2)
     with pytest.raises(ValueError, match="out of reach of 8 states: a residual of") as caught:
-        features.dictionary(RBF, states, 3, 1e-3, max_features=8)
+        features.nystrom(RBF, states, 3, 1e-3, max_features=8)
     size = int(str(caught.value).split("max_features=")[1].split(" ")[0])
-    enough = features.dictionary(RBF, states, 3, 1e-3, max_features=max(size, 40))
+    enough = features.nystrom(RBF, states, 3, 1e-3, max_features=max(size, 40))
     assert 0.6 * enough.num_features <= size <= 2 * enough.num_features
 
     # By way of auto, which has nothing else for a kernel that is no product.
@@ -427,14 +427,14 @@ def test_a_tolerance_out_of_reach_names_a_size_that_would_do():
 def test_a_traced_eta_needs_a_size():
     for make, message in (
         (lambda eta: features.taylor(kqljax.RBF(eta=eta), 2, 3), "cannot derive its order from an eta that is being traced"),
-        (lambda eta: features.dictionary(kqljax.RBF(eta=eta), BOX, 3), "make it outside jit and vmap"),
-        (lambda eta: features.random_fourier(kqljax.RBF(eta=eta), 2, 3, tolerance=0.1), "traced.*num_frequencies"),
+        (lambda eta: features.nystrom(kqljax.RBF(eta=eta), BOX, 3), "make it outside jit and vmap"),
+        (lambda eta: features.fourier(kqljax.RBF(eta=eta), 2, 3, tolerance=0.1), "traced.*num_frequencies"),
     ):
         with pytest.raises(ValueError, match=message):
             jax.vmap(lambda eta, make=make: make(eta).root)(jnp.asarray(ETAS))
 
 
 def test_a_tolerance_above_the_kernel_is_met_by_one_state():
-    made = features.dictionary(0.01 * RBF, BOX, 3, 0.5)
+    made = features.nystrom(0.01 * RBF, BOX, 3, 0.5)
     assert made.num_features == 1
     assert made.error <= 0.5

@@ -65,7 +65,7 @@ def test_three_devices_train_and_evaluate():
 
         task = kqljax.make_task("Pendulum-v1")
         states = jax.random.uniform(jax.random.key(5), (60, 3), minval=-1.0)
-        cfg = task.config(horizon=40, features=features.dictionary(kqljax.RBF(eta=1.0), states, 3, 1e-2))
+        cfg = task.config(horizon=40, features=features.nystrom(kqljax.RBF(eta=1.0), states, 3, 1e-2))
 
         def run(key, task, cfg):
             done = kqljax.train(task, cfg, key, dtype=jnp.float32, stages=1)

@@ -171,7 +171,7 @@ def test_flags_and_files_say_the_same(tmp_path):
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--shard", "rows", "--features", "taylor"], "--shard rows is for the exact engine"),
         (["--memory", "many"], "--memory must be a number of bytes such as 8GB"),
-        (["--memory", "10kB"], "needs about .* a device has 10 kB for it. Give --features auto"),
+        (["--memory", "10kB"], "needs about .* a device has 10 kB for it. Give --features nystrom"),
         (["--set", "gamma"], "--set takes NAME=VALUE, got 'gamma'"),
         (["--eta", "-1"], "eta must be above 0"),
     ],

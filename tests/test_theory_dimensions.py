@@ -39,7 +39,7 @@ def draw_pairs(seed):
 @jax.jit
 def gram_matrix(kernel, obs, actions):
     pairs = kqljax.Pair(obs, jnp.eye(ACTIONS)[actions])
-    return kqljax.kernels.gram(kernel, pairs, pairs)
+    return kernel.matrix(pairs, pairs)
 
 
 @jax.jit

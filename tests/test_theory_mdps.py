@@ -60,7 +60,7 @@ def test_the_task_is_the_mdp(mdp):
     every = kqljax.Pair(
         jnp.repeat(jnp.eye(mdp.num_states), mdp.num_actions, 0), jnp.tile(jnp.eye(mdp.num_actions), (mdp.num_states, 1))
     )
-    norms = np.sqrt(np.diag(kqljax.kernels.gram(kernel, every, every)))
+    norms = np.sqrt(np.diag(kernel.matrix(every, every)))
     assert norms.min() >= 0.5 - 1e-9 and norms.max() <= 1 + 1e-9
 
 

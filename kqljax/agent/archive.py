@@ -35,9 +35,9 @@ def _known() -> dict[str, type]:
     """The classes that a file may hold, by name."""
     from kqljax import config, kernels, kql, rounds
     from kqljax.agent import by_rounds, by_steps, scaling
-    from kqljax.features.dictionary import DictionaryMap
     from kqljax.features.fourier import FourierMap
     from kqljax.features.linear import LinearMap
+    from kqljax.features.nystrom import NystromMap
     from kqljax.features.taylor import TaylorMap
     from kqljax.posterior import gram, weights
     from kqljax.rounds.ensemble import Ensemble
@@ -46,7 +46,7 @@ def _known() -> dict[str, type]:
     classes: list[type] = [
         kernels.RBF, kernels.Linear, kernels.Matern32, kernels.Matern52, kernels.Scaled, kernels.Sum, kernels.Product,
         kernels.Pair, config.KQLConfig, kql.KQLState, gram.GramPosterior, gram.Table, weights.WeightPosterior, LinearMap,
-        TaylorMap, FourierMap, DictionaryMap, scaling.Scaling, rounds.Recipe, Ensemble, Model, by_rounds.Fitted,
+        TaylorMap, FourierMap, NystromMap, scaling.Scaling, rounds.Recipe, Ensemble, Model, by_rounds.Fitted,
         by_steps.Learned,
     ]  # fmt: skip
     # Two tables, one name.

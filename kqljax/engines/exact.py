@@ -31,7 +31,7 @@ from kqljax.arrays import dot, few_columns, in_dtype, pad
 from kqljax.checks import X64_REMEDY
 from kqljax.engines.base import Work, diagonal, pad_actions, put, put_slice, shared
 from kqljax.errors import is_known
-from kqljax.kernels import Kernel, Pair, num_terms
+from kqljax.kernels import Kernel, Pair, every_action, num_terms
 from kqljax.pytrees import register
 from kqljax.state import Prediction, Transition
 
@@ -255,8 +255,7 @@ class Exact:
             # Where nothing is stored the weights stay too, and the new targets are not used.
             updated = jnp.where(is_stored, overlaps[1, of_query], mean[of_query])
             asked = Prediction(updated, variance(own[2], explained[of_query]) / lam)
-            every = jnp.eye(num_actions, dtype=targets.dtype)
-            prior = jax.vmap(lambda b: kernel.evaluate(Pair(query, b), pair))(every)
+            prior = jax.vmap(lambda at: kernel.evaluate(at, pair))(every_action(query, num_actions))
             change = prior - overlaps[0, of_query]
         width_sq = variance(jnp.sum(own[0] * chosen), explained[0]) / lam
         of_row = jnp.where(jnp.sum(chosen) > 0, terms[1].ravel(), 0.0)
@@ -396,12 +395,7 @@ def kernel_vectors(scale: Array, shift: Array | None, terms: Array) -> Array:
 
 def self_kernel(kernel: Kernel, states: Array, num_actions: int) -> Array:
     """k(x, x) `[n, A]` of states `[n, l]` with every action."""
-    every = jnp.eye(num_actions, dtype=states.dtype)
-
-    def own(state: Array) -> Array:
-        return jax.vmap(lambda a: kernel.evaluate(Pair(state, a), Pair(state, a)))(every)
-
-    return jax.vmap(own)(states)
+    return jax.vmap(lambda state: kernel.diag(every_action(state, num_actions)))(states)
 
 
 def whiten(posterior: ExactPosterior, columns: Array) -> Array:

@@ -133,7 +133,7 @@ class Weights:
                 f"Weights takes a feature map, got {describe(self.features)}. Make one with "
                 "kqljax.features, for example features.taylor(kernel, obs_dim, num_actions)."
             )
-        self.features.check(kernel, obs_dim, num_actions)
+        self.features.check(kernel, obs_dim, num_actions, dtype)
 
     def check(self, posterior: WeightPosterior, kernel: Kernel, num_actions: int) -> int:
         if not isinstance(posterior, WeightPosterior):

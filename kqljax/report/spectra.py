@@ -9,7 +9,6 @@ import numpy as np
 
 from kqljax import theory
 from kqljax.config import KQLConfig
-from kqljax.kernels import gram
 from kqljax.posterior.gram import GramPosterior
 from kqljax.report.style import INK, QUIET, finish, line, panels
 from kqljax.state import KQLState
@@ -23,7 +22,7 @@ def gram_spectrum(cfg: KQLConfig, state: KQLState) -> np.ndarray:
         post = _exact(state)
         is_taken = np.asarray(post.is_taken)
         pairs = jax.tree.map(lambda rows: rows[is_taken], post.pairs)
-        values = np.linalg.eigvalsh(np.asarray(jax.jit(gram)(cfg.kernel, pairs, pairs)))
+        values = np.linalg.eigvalsh(np.asarray(jax.jit(lambda kernel: kernel.matrix(pairs, pairs))(cfg.kernel)))
     return np.maximum(values[::-1], 0.0)
 
 

@@ -168,7 +168,7 @@ class _Run:
             if not fitting:
                 raise SweepError(
                     f"one run of {self.sweep.steps} steps needs about {in_bytes(need)}, a device has {in_bytes(limit)} for it. "
-                    "Give --features auto, fewer --steps, --shard rows over several devices, or more --memory."
+                    "Give --features nystrom, fewer --steps, --shard rows over several devices, or more --memory."
                 )
             runs = len(group.settings) * self.sweep.seeds
             at_most = fitting if self.sweep.chunk is None else min(fitting, self.sweep.chunk)

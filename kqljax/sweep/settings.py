@@ -16,12 +16,12 @@ from kqljax import checks, features
 from kqljax.config import EVICTIONS, TIE_BREAKS, KQLConfig
 from kqljax.errors import unknown_name
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52
-from kqljax.tasks import TASKS, Task, make_task
+from kqljax.tasks import TASKS, Task, make_task, sample_states
 
 Setting = dict[str, Any]
 
 KERNELS: dict[str, Any] = {"rbf": RBF, "linear": Linear, "matern32": Matern32, "matern52": Matern52}
-FEATURES = ("none", "auto", "linear", "taylor", "fourier")
+FEATURES = ("none", "nystrom", "linear", "taylor", "fourier")
 DTYPES = ("float64", "float32")
 TOLERANCE = 1e-6
 PARAMS = "params."
@@ -36,8 +36,8 @@ NAMES: dict[str, tuple[type, str]] = {
     "lam": (float, "ridge parameter lambda (default 1 / (10 steps))"),
     "beta": (float, "confidence width (default sqrt(lam) / (1 - gamma))"),
     "features": (str, f"one of {', '.join(FEATURES)} (default none, the exact engine)"),
-    "tolerance": (float, "largest error of the features (default 1e-6)"),
-    "frequencies": (int, "number of random frequencies, with features fourier"),
+    "tolerance": (float, "largest error of the features, with nystrom or taylor (default 1e-6)"),
+    "frequencies": (int, "number of random frequencies, with features fourier (default 256)"),
     "dtype": (str, f"of the state: {' or '.join(DTYPES)} (default float64)"),
     "backups": (int, "Bellman backups a step (default 1)"),
     "tie_break": (str, " or ".join(TIE_BREAKS)),
@@ -128,8 +128,7 @@ def _without_meaningless(setting: Mapping[str, Any]) -> Setting:
         drop.add("length_scale")
     if kind == "none":
         drop.update(_NEED_FEATURES)
-    if kind != "fourier":
-        drop.add("frequencies")
+    drop.add("tolerance" if kind in ("linear", "fourier") else "frequencies")
     return {name: value for name, value in setting.items() if name not in drop}
 
 
@@ -142,7 +141,7 @@ def make_cases(settings: Sequence[Setting], num_steps: int, tasks: Mapping[str, 
     Args:
       tasks: tasks of one's own by name, beside those of `make_task`.
     """
-    # Settings that differ in gamma, lam or beta alone share one map: `auto` explores the task, which takes seconds.
+    # Settings that differ in gamma, lam or beta alone share one map: `nystrom` explores the task, which takes seconds.
     maps: dict[Any, features.FeatureMap] = {}
     return [_make_case(setting, num_steps, tasks or {}, maps) for setting in settings]
 
@@ -204,14 +203,12 @@ def _make_features(
     place = tuple((name, value) for name, value in setting.items() if name not in (*_CONFIG, "dtype"))
     if place not in maps:
         sizes, tolerance = (task.obs_dim, task.num_actions), setting.get("tolerance", TOLERANCE)
-        if kind == "auto":
-            maps[place] = features.auto(kernel, task, tolerance)
+        if kind == "nystrom":
+            maps[place] = features.nystrom(kernel, sample_states(task), task.num_actions, tolerance)
         elif kind == "linear":
             maps[place] = features.linear(kernel, *sizes)
         elif kind == "taylor":
             maps[place] = features.taylor(kernel, *sizes, tolerance)
-        elif "frequencies" in setting:
-            maps[place] = features.random_fourier(kernel, *sizes, setting["frequencies"])
         else:
-            maps[place] = features.random_fourier(kernel, *sizes, tolerance=tolerance)
+            maps[place] = features.fourier(kernel, *sizes, setting.get("frequencies", 256))
     return maps[place]

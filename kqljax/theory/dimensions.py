@@ -22,7 +22,7 @@ from kqljax.arrays import HIGHEST, in_dtype
 from kqljax.checks import check_positive
 from kqljax.config import KQLConfig
 from kqljax.errors import describe, is_known
-from kqljax.kernels import Kernel, Pair, gram
+from kqljax.kernels import Kernel, Pair
 from kqljax.posterior.gram import GramPosterior
 from kqljax.state import KQLInfo, KQLState
 
@@ -104,7 +104,7 @@ def _dimensions(kernel: Kernel, states: Any, actions: Any, lam: Any, num_actions
 
 def _of_gram(kernel: Kernel, states: Array, actions: Array, lam: Any, num_actions: int) -> Dimensions:
     pairs = Pair(states, jax.nn.one_hot(actions, num_actions, dtype=states.dtype))
-    values = jnp.linalg.eigvalsh(gram(kernel, pairs, pairs))
+    values = jnp.linalg.eigvalsh(kernel.matrix(pairs, pairs))
     # What is below rounding is zero: it comes out negative too, and at a small lam each of it would count as a dimension.
     values = jnp.where(values > values.shape[0] * jnp.finfo(values.dtype).eps * values[-1], values, 0.0)
     return Dimensions(jnp.sum(values / (values + lam)), jnp.sum(jnp.log1p(values / lam)))
