@@ -35,11 +35,11 @@ import numpy as np
 import records
 import sb3_dqn
 from numpy_kql import NumpyKQL
+from paper import PAPER, PAPER_TASKS
 
 import kqljax
 from kqljax import rounds
 from kqljax.baselines import dqn, train
-from kqljax.experiment import PAPER, PAPER_TASKS
 from kqljax.report import style, summarise
 
 RESULTS = Path(__file__).parent / "results"

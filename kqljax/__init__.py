@@ -12,6 +12,7 @@ from kqljax import features, regression, rounds, theory
 from kqljax.agent import KQL, AgentStep, Beliefs, Evaluation
 from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
+from kqljax.io import SavedFileError, load_policy, load_state, save_policy, save_state
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
 from kqljax.kql import (
     kql_act,
@@ -22,9 +23,7 @@ from kqljax.kql import (
     kql_step,
     kql_step_and_act,
 )
-from kqljax.memory import estimate_memory
 from kqljax.rollout import TrainLog, TrainRun, evaluate, rollout_returns, train
-from kqljax.saving import load_state, save_state
 from kqljax.seeds import across_seeds
 from kqljax.state import KQLInfo, KQLState, Transition
 from kqljax.tasks import Task, TaskStep, make_task
@@ -46,13 +45,13 @@ __all__ = [
     "Matern52",
     "NormalisationWarning",
     "Pair",
+    "SavedFileError",
     "Task",
     "TaskStep",
     "TrainLog",
     "TrainRun",
     "Transition",
     "across_seeds",
-    "estimate_memory",
     "evaluate",
     "features",
     "kql_act",
@@ -62,11 +61,13 @@ __all__ = [
     "kql_predict",
     "kql_step",
     "kql_step_and_act",
+    "load_policy",
     "load_state",
     "make_task",
     "regression",
     "rollout_returns",
     "rounds",
+    "save_policy",
     "save_state",
     "theory",
     "train",

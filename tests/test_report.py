@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from chromium import open_browser
 
-from kqljax import KQL, rounds
+from kqljax import KQL, cli, rounds
 from kqljax.report.agent_page import make_agent_page
 
 
@@ -68,10 +68,18 @@ def test_the_page_of_other_numbers():
     page = make_agent_page(KQL("MountainCar-v0", recipe=other, seed=0).learn(40), num_episodes=1)
     assert "<td>kqljax.rounds.DEFAULT, but gamma = 0.95, bonus = 0.5</td>" in page
     assert "No episode has ended while learning." in page
-    paper = KQL("MountainCar-v0", recipe="paper", seed=0).learn(40)
-    page = make_agent_page(paper, num_episodes=1)
+
+
+def test_the_command_makes_the_page_of_a_file(tmp_path, capsys):
+    path = tmp_path / "car.npz"
+    KQL("MountainCar-v0", recipe="paper", seed=0).learn(40).save(path)
+    assert cli.main(["report", str(path), "--axes", "1", "0"]) == 0
+    page = path.with_suffix(".html").read_text()
     for words in ("Algorithm 1", "<td>RBF(eta=0.02)</td>", "<td>lam</td><td>0.0025</td>"):
         assert words in page
+    path.write_text("no")
+    assert cli.main(["report", str(path)]) == 2
+    assert "not a file that kqljax saved" in capsys.readouterr().err
 
 
 class Corridor(gymnasium.Env):

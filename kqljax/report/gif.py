@@ -16,7 +16,7 @@ import numpy as np
 from kqljax.agent import episodes
 from kqljax.agent.spaces import check_env, make_env
 from kqljax.checks import whole_number
-from kqljax.files import replace_file
+from kqljax.io import replace_file
 
 
 def save_episode(

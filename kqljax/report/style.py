@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kqljax.files import replace_file
+from kqljax.io import replace_file
 
 INK, QUIET, RULE = "#222222", "#8C8C8C", "#E8E8E8"
 

@@ -1,7 +1,10 @@
-"""`kqljax train`, `evaluate`, `render` and `completion`."""
+"""The command `kqljax`: what each subcommand does, and what it says of wrong input."""
 
 import json
+import os
 import subprocess
+import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from kqljax import KQL, RBF, Linear, cli
-from kqljax.commands import evaluate
+from kqljax.cli.sweep import SweepCommand, parse_bytes
 
 SMALL = ["--steps", "60", "--episodes", "2", "--seed", "3"]
 
@@ -124,16 +127,6 @@ def test_evaluate(car, capsys):
     assert f"MountainCar-v0: {KQL.load(car).evaluate(1, seed=5)}" in capsys.readouterr().out
 
 
-def test_evaluate_in_groups_is_evaluate(endless, capsys, monkeypatch):
-    monkeypatch.setattr(evaluate, "_SIDE_BY_SIDE", 2)
-    shown = []
-    monkeypatch.setattr(evaluate.WorkBar, "show", lambda bar, done, total, words: shown.append(done))
-    assert cli.main(["evaluate", str(endless), "--episodes", "5", "--max-steps", "8", "--json"]) == 0
-    found, own = json.loads(capsys.readouterr().out), KQL.load(endless).evaluate(5, max_steps=8)
-    assert found["returns"] == own.returns.tolist() and len(set(found["returns"])) > 1
-    assert shown == [0, 0, 1, 2, 3, 5]
-
-
 def test_an_environment_without_a_time_limit_is_cut_off(endless, capsys):
     assert cli.main(["evaluate", str(endless), "--episodes", "3", "--max-steps", "8"]) == 0
     assert "over 3 episodes; 3 of them cut off after 8 steps; the agent had 40 steps" in capsys.readouterr().out
@@ -169,6 +162,7 @@ def test_render_writes_a_moving_picture(car, tmp_path, capsys):
 
 
 NEW = ["train", "MountainCar-v0", "--out", "a.npz"]
+SWEEP = ["sweep", "--task", "MountainCar-v0", "--steps", "40", "--out", "."]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +173,7 @@ NEW = ["train", "MountainCar-v0", "--out", "a.npz"]
         (["train", "MountainCarContinuous-v0", "--out", "a.npz"], "Give actions="),
         ([*NEW, "--steps", "0"], "--steps must be at least 1"),
         ([*NEW, "--episodes", "0"], "--episodes must be at least 1"),
-        ([*NEW, "--recipe", "paper", "--horizon", "0"], "horizon must be"),
+        ([*NEW, "--recipe", "paper", "--horizon", "0"], "--horizon must be"),
         ([*NEW, "--recipe", "paper", "--lam", "-1"], "lam must be"),
         ([*NEW, "--recipe", "paper", "--kernel", "linear", "--eta", "0.3"], "--eta is the width of the RBF kernel"),
         ([*NEW, "--reward-range", "0", "-1"], "reward_range must be (lowest, highest)"),
@@ -191,10 +185,17 @@ NEW = ["train", "MountainCar-v0", "--out", "a.npz"]
         (["evaluate", "CAR", "--env", "MountainCarContinuous-v0"], "is not an action of the environment"),
         (["evaluate", "CAR", "--env", "MountainCr-v0"], "Did you mean MountainCar-v0"),
         (["evaluate", "CAR", "--episodes", "0"], "--episodes must be at least 1"),
-        (["evaluate", "CAR", "--max-steps", "0"], "max_steps must be at least 1"),
-        (["render", "CAR", "--out", "a.gif", "--every", "0"], "every must be at least 1"),
+        (["evaluate", "CAR", "--max-steps", "0"], "--max-steps must be at least 1"),
+        (["render", "CAR", "--out", "a.gif", "--every", "0"], "--every must be at least 1"),
         (["render", "ENDLESS", "--out", "a.gif"], "Endless-v0 cannot be drawn: its render modes are []"),
-        (["completion", "fish"], "invalid choice: 'fish'"),
+        (["report", "nothing.npz"], "cannot read nothing.npz"),
+        (["sweep", "--out", "."], "--task is missing, for example: kqljax sweep --task"),
+        ([*SWEEP, "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        ([*SWEEP, "--memory", "many"], "--memory must be a number of bytes such as 8GB"),
+        ([*SWEEP, "--set", "gamma"], "--set takes NAME=VALUE, got 'gamma'"),
+        ([*SWEEP, "--recipe", "paper", "--eta", "-1"], "eta must be above 0"),
+        ([*SWEEP, "--eta", "0.1"], "Add recipe paper (--recipe paper)"),
+        ([*SWEEP, "--file", "none.toml"], "cannot read none.toml"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(car, endless, tmp_path, capsys, monkeypatch, command, words):
@@ -236,6 +237,23 @@ def test_an_agent_that_goes_on_is_as_it_is(car, tmp_path, capsys, option):
     assert f"--from goes on with an agent as it is: leave {name} out." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        (["trian"], ["trian", "train, evaluate, render, report, sweep"]),
+        (["train", "MountainCar-v0"], ["--out FILE", "Where the agent goes"]),
+        ([*NEW, "--stesp", "4"], ["--stesp", "--steps INT"]),
+        ([*NEW, "--seed", "x"], ["--seed", "invalid literal"]),
+        ([*NEW, "--recipe", "papr"], ["--recipe", "papr"]),
+    ],
+)
+def test_wrong_options_are_named(capsys, command, words):
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    for each in words:
+        assert each in error
+
+
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_every_command_explains_itself_with_an_example(name, capsys):
     assert cli.main([name, "--help"]) == 0
@@ -243,12 +261,68 @@ def test_every_command_explains_itself_with_an_example(name, capsys):
     assert "example" in text and f"kqljax {name} " in text
 
 
-def test_completion(capsys):
-    for shell in ("bash", "zsh"):
-        assert cli.main(["completion", shell]) == 0
-        script = capsys.readouterr().out
-        assert "evaluate" in script and "--reward-range" in script
-        if shell == "bash":
-            ask = 'COMP_WORDS=(kqljax tr); COMP_CWORD=1; COMP_LINE="kqljax tr"; _shtab_kqljax; echo "${COMPREPLY[@]}"'
-            done = subprocess.run(["bash", "-c", script + "\n" + ask], capture_output=True, text=True, check=True)
-            assert done.stdout.split() == ["train"]
+def test_the_list_of_commands(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, (_, words) in cli.COMMANDS.items():
+        assert name in text and words[:30] in text
+    assert cli.main(["--version"]) == 0
+
+
+# Sweeps ----------------------------------------------------------------------------------------------
+
+
+def test_sweep(tmp_path, capsys):
+    words = ["--recipe", "paper", "--eta", "0.1", "0.3", "--seeds", "2", "--steps", "20", "--episodes", "2"]
+    command = ["sweep", "--task", "CartPole-v0", *words, "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    captured = capsys.readouterr()
+    assert "CartPole-v0: 20 steps, 2 evaluation episodes a seed" in captured.out and "4/4" in captured.err
+    assert f"wrote {tmp_path / 'results.csv'}, {tmp_path / 'sweep.png'}" in captured.out
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 5
+    assert cli.main([*command, "--json", "--no-figure"]) == 0
+    captured = capsys.readouterr()
+    assert [cell["setting"]["eta"] for cell in json.loads(captured.out)] == [0.1, 0.3]
+    assert "4 of 4 runs are in" in captured.err
+
+
+def parse(**options):
+    return SweepCommand(out=Path("."), **options).make_sweep()
+
+
+def test_options_and_files_say_the_same(tmp_path):
+    grid = 'seeds = 3\nsteps = 50\n[grid]\ntask = "MountainCar-v0"\nrecipe = "paper"\neta = [0.1, 0.2]\n'
+    (tmp_path / "grid.toml").write_text(grid + '"params.gravity" = [0.002]\n')
+    (tmp_path / "grid.json").write_text(
+        '{"seeds": 3, "steps": 50, "grid": {"task": ["MountainCar-v0"], "recipe": "paper", "eta": [0.1, 0.2],'
+        ' "params.gravity": 0.002}}'
+    )
+    one = '[[settings]]\ntask = "MountainCar-v0"\nrecipe = "paper"\neta = '
+    (tmp_path / "list.toml").write_text(f"seeds = 3\nsteps = 50\n{one}0.1\n{one}0.2\n")
+    gravity = ("params.gravity=0.002",)
+    words = {"task": ("MountainCar-v0",), "recipe": ("paper",), "eta": ("0.1", "0.2")}
+    expected = parse(**words, seeds=3, steps=50, other=gravity)
+    assert len(expected.settings) == 2
+    assert parse(file=tmp_path / "grid.toml") == expected
+    assert parse(file=tmp_path / "grid.json") == expected
+    assert parse(file=tmp_path / "list.toml", other=gravity) == expected
+    assert parse(file=tmp_path / "grid.toml", seeds=7).seeds == 7
+    (tmp_path / "wrong.toml").write_text("sedes = 3\n")
+    with pytest.raises(cli.UsageError, match=r"wrong.toml: unknown sedes. Known: grid"):
+        parse(file=tmp_path / "wrong.toml")
+
+
+def test_bytes():
+    assert [parse_bytes(text) for text in ("8GB", "500 MiB", "1", "1.5kb")] == [8 * 10**9, 500 * 2**20, 1, 1500]
+
+
+# The program -----------------------------------------------------------------------------------------
+
+
+def test_the_program_and_its_completion():
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    script = "import sys, kqljax.cli; sys.exit(kqljax.cli.main())"
+    command = [sys.executable, "-c", script, "--tyro-print-completion", "bash"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "kqljax" in done.stdout and "--reward-range" in done.stdout
+    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
