@@ -36,14 +36,15 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
 from gymnax.environments import spaces
+from paper import COLOURS
 from tqdm import tqdm
 
 import kqljax
-from kqljax import features
-from kqljax.baselines import dqn
-from kqljax.baselines import random as uniform
-from kqljax.report import plots, records, style, summarise
+from kqljax import features, rounds
+from kqljax.baselines import dqn, random, train
+from kqljax.report import style, summarise
 
 PARTS = ("deepsea", "breakout")
 FIRST_SEED = 1000
@@ -180,8 +181,8 @@ def deepsea_kql(task: kqljax.Task, depth: int, is_greedy: bool) -> kqljax.KQLCon
     return task.config(kernel, 5 * depth**2, lam=1e-6, features=chosen, tie_break="random", **beta)
 
 
-def deepsea_dqn() -> dqn.DQNConfig:
-    return dqn.DQNConfig(
+def deepsea_dqn() -> dqn.DQN:
+    return dqn.DQN(
         learning_rate=1e-3,
         gamma=0.99,
         exploration_fraction=1.0,
@@ -200,8 +201,8 @@ def breakout_kql(task: kqljax.Task, steps: int, frequencies: int) -> kqljax.KQLC
     return task.config(kernel, steps, gamma=0.98, features=chosen, tie_break="random", **rows)
 
 
-def breakout_dqn() -> dqn.DQNConfig:
-    return dqn.DQNConfig(
+def breakout_dqn() -> dqn.DQN:
+    return dqn.DQN(
         learning_rate=1e-3,
         gamma=0.99,
         exploration_fraction=0.2,
@@ -245,9 +246,8 @@ def train_and_evaluate(task, cfg, key, steps: int, episodes: int) -> Outcome:
         returns = kqljax.evaluate(task, cfg, run.state, eval_key, episodes)
         residual = jnp.max(run.log.info.residual)
     else:
-        module = dqn if isinstance(cfg, dqn.DQNConfig) else uniform
-        run = module.train(task, cfg, train_key, steps)
-        returns = module.evaluate(task, cfg, run.state, eval_key, episodes)
+        run = train(train_key, task, cfg, steps)
+        returns = rounds.evaluate(eval_key, task, run.policy, episodes)
     log = run.log
     return Outcome(log.raw_reward, log.episode_return, log.terminated | log.truncated, returns, residual)
 
@@ -360,7 +360,7 @@ def breakout(bench: Bench, size: Size) -> None:
     configs = {
         "kql-rbf": breakout_kql(task, steps, size.frequencies),
         "dqn": breakout_dqn(),
-        "random": uniform.RandomConfig(),
+        "random": random.Random(),
     }
     rows = []
     for name, count in size.breakout.items():
@@ -422,7 +422,7 @@ def _draw_deepsea(panel: Any, found: list[dict]) -> None:
         seen = np.array([r["first_goal_episode"] is not None for r in mine])
         y = np.array([r["first_goal_episode"] or never * np.exp(rng.uniform(-0.25, 0.25)) for r in mine])
         solved = np.array([r["is_solved"] for r in mine])
-        colour = plots.COLOURS[name]
+        colour = COLOURS[name]
         if np.any(solved):
             panel.scatter(x[solved], y[solved], s=22, color=colour, linewidths=0, label=f"{name}, solved at the end")
         if np.any(seen & ~solved):
@@ -431,7 +431,7 @@ def _draw_deepsea(panel: Any, found: list[dict]) -> None:
         if np.any(~seen):
             panel.scatter(x[~seen], y[~seen], s=20, marker="x", lw=1.0, color=colour, label=f"{name}, never seen")
     line = np.linspace(depths[0], 17.2, 50)
-    panel.plot(line, 2.0**line, color=plots.COLOURS["random"], lw=1.2, ls=(0, (5, 3)), label="random actions: $2^N$ expected")
+    panel.plot(line, 2.0**line, color=COLOURS["random"], lw=1.2, ls=(0, (5, 3)), label="random actions: $2^N$ expected")
     panel.axhline(never / 1.7, color="#8C8C8C", lw=0.8)
     panel.set_xticks(depths)
     panel.set_ylim(0.7, 4.5e5)
@@ -448,9 +448,9 @@ def _draw_breakout(panel: Any, found: list[dict]) -> None:
         steps = np.array(mine[0]["curve_steps"])
         curves = np.array([[np.nan if value is None else value for value in r["curve"]] for r in mine])
         for one in curves:
-            panel.plot(steps, one, color=plots.COLOURS[name], lw=0.7, alpha=0.45)
+            panel.plot(steps, one, color=COLOURS[name], lw=0.7, alpha=0.45)
         panel.plot(
-            steps, np.nanmean(curves, axis=0), color=plots.COLOURS[name], lw=2.2, label=f"{name}, mean of {len(mine)} seeds"
+            steps, np.nanmean(curves, axis=0), color=COLOURS[name], lw=2.2, label=f"{name}, mean of {len(mine)} seeds"
         )
     panel.set_ylim(bottom=0)
 

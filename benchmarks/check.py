@@ -20,11 +20,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import records
 import scaling
 import step_time
 
 import kqljax
-from kqljax.report import records
+from kqljax import features
 from kqljax.rollout import STAGES
 
 COMMITTED = Path(__file__).parent / "results" / "check.json"
@@ -39,7 +40,7 @@ def against_numpy(horizon: int) -> float:
 def features_against_exact(name: str, horizon: int) -> float:
     """The exact engine's seconds over those of the features in float32, one seed."""
     task = kqljax.make_task(name)
-    feature_map = scaling.feature_map_of(task)
+    feature_map = features.auto(kqljax.RBF(eta=task.eta), task, scaling.TOLERANCE)
     exact, quick = (scaling.measure(task, feature_map, kind, horizon, 3)["seconds"] for kind in ("exact", "features32"))
     return exact / quick
 
@@ -47,7 +48,7 @@ def features_against_exact(name: str, horizon: int) -> float:
 def seeds_against_one(name: str, horizon: int, seeds: int) -> float:
     """Seconds of one seed alone over the seconds a seed of many with `across_seeds` on all devices, features in float32."""
     task = kqljax.make_task(name)
-    cfg = task.config(horizon=horizon, features=scaling.feature_map_of(task))
+    cfg = task.config(horizon=horizon, features=features.auto(kqljax.RBF(eta=task.eta), task, scaling.TOLERANCE))
 
     stages = STAGES if horizon >= 100 else 1
 

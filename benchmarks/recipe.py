@@ -31,12 +31,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from paper import PAPER, PAPER_TASKS
+import records
 from tqdm import tqdm
 
 import kqljax
 from kqljax import rounds
-from kqljax.experiment import PAPER, PAPER_TASKS
-from kqljax.report import records, style, summarise
+from kqljax.report import style, summarise
 
 RESULTS = Path(__file__).parent / "results"
 TABLE_SEED, PARTS_SEED = 2000, 600

@@ -18,10 +18,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
 
 import kqljax
 from kqljax import features
-from kqljax.report import records
 from kqljax.rollout import STAGES
 
 RESULTS = Path(__file__).parent / "results"

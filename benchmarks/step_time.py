@@ -23,12 +23,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
 from numpy_kql import NumpyKQL
 
 import kqljax
 from kqljax.arrays import few_columns, pad
 from kqljax.posterior import gram
-from kqljax.report import records
 from kqljax.rollout import STAGES, stage_capacities
 
 NUM_ACTIONS, OBS_DIM, ETA = 3, 4, 1.0

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from kqljax.files import replace_file
+from kqljax.io import replace_file
 
 SCHEMA = 1
 _HEADER = "header"

@@ -20,7 +20,6 @@ from kqljax.agent.scaling import Ranges, Scaling
 from kqljax.arrays import in_dtype
 from kqljax.config import KQLConfig
 from kqljax.kql import kql_grow, kql_init, kql_policy, kql_predict, kql_step, optimistic
-from kqljax.memory import estimate_memory
 from kqljax.state import KQLState, Transition
 
 LEAST_CAPACITY, FIRST_CAPACITY = 128, 1000
@@ -70,7 +69,9 @@ class Steps:
         if self.numbers.features is not None:
             return
         with jax.enable_x64(True):
-            needed = estimate_memory(dataclasses.replace(self.numbers, horizon=steps), obs_dim=self.obs_dim, dtype=jnp.float64)
+            cfg = dataclasses.replace(self.numbers, horizon=steps)
+            state = jax.eval_shape(lambda: kql_init(cfg, self.obs_dim, jnp.float64))
+            needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         if needed > _physical_memory() // 2:
             raise ValueError(
                 f"{steps} steps of Algorithm 1 take {needed / 2**30:.0f} GiB, more than half of this machine's memory: it "
