@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from kqljax.report import records
 from kqljax.io import save_state
+from kqljax.report import records
 from kqljax.sweep.directory import MANIFEST, Directory
 from kqljax.sweep.errors import SweepError
 from kqljax.sweep.groups import Group, Segment, chunk_size, make_groups, make_schedule, memory_a_run
