@@ -72,3 +72,10 @@ def float_dtype(dtype: Any) -> np.dtype:
     if wanted == np.dtype("float64") and widest_float() != wanted:
         raise ValueError(f"dtype float64 is switched off in jax. {X64_REMEDY}")
     return wanted
+
+
+def check_gamma_and_lam(gamma: Any, lam: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The two numbers that others are derived from, as float64."""
+    good = (lambda x: (x >= 0) & (x < 1), lambda x: np.isfinite(x) & (x > 0))
+    found = require("gamma", gamma, good[0], "in [0, 1)", "The paper uses 0.95.")
+    return found, require("lam", lam, good[1], "above 0", "The paper uses 1 / (10 * horizon).")

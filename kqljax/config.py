@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kqljax.checks import real, require, whole_number
+from kqljax.checks import check_gamma_and_lam, require, whole_number
 from kqljax.engines.base import Engine
 from kqljax.engines.exact import Exact
 from kqljax.errors import describe, first_bad, is_known
@@ -65,7 +65,7 @@ class KQLConfig:
             object.__setattr__(self, "lam", 1.0 / (10 * self.horizon))
         if self.beta is None:
             if is_known(self.gamma, self.lam):
-                self._check_gamma_and_lam()
+                check_gamma_and_lam(self.gamma, self.lam)
             object.__setattr__(self, "beta", self.lam**0.5 / (1 - self.gamma))
 
     def validate(self, obs_dim: int | None = None) -> KQLConfig:
@@ -86,7 +86,7 @@ class KQLConfig:
             raise ValueError(
                 "KQLConfig.validate() looks at values: call it outside jax.jit and jax.vmap."
             )
-        gamma, lam = self._check_gamma_and_lam()
+        gamma, lam = check_gamma_and_lam(self.gamma, self.lam)
         remedy = "The paper uses sqrt(lam) / (1 - gamma)."
         beta = require("beta", self.beta, lambda x: np.isfinite(x) & (x >= 0), "at least 0", remedy)
         require(
@@ -164,10 +164,3 @@ class KQLConfig:
                 f"{describe(self.engine)}."
             )
         self.engine.validate(self.kernel, self.lam, None, self.num_actions, self.horizon, None)
-
-    def _check_gamma_and_lam(self) -> tuple[np.ndarray, np.ndarray]:
-        gamma, lam = real("gamma", self.gamma), real("lam", self.lam)
-        require("gamma", gamma, lambda x: (x >= 0) & (x < 1), "in [0, 1)", "The paper uses 0.95.")
-        remedy = "The paper uses 1 / (10 * horizon)."
-        require("lam", lam, lambda x: np.isfinite(x) & (x > 0), "above 0", remedy)
-        return gamma, lam

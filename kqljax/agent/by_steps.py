@@ -15,7 +15,8 @@ from kqljax.agent.history import History
 from kqljax.agent.scaling import Ranges, Scaling
 from kqljax.arrays import in_dtype
 from kqljax.config import KQLConfig
-from kqljax.kql import kql_grow, kql_init, kql_policy, kql_predict, kql_step, optimistic
+from kqljax.kql import kql_init, kql_resize, kql_step
+from kqljax.policy import KQLPolicy
 from kqljax.state import KQLState, Transition
 
 LEAST_CAPACITY, FIRST_CAPACITY = 128, 1000
@@ -23,22 +24,23 @@ LEAST_CAPACITY, FIRST_CAPACITY = 128, 1000
 
 
 class Policy(NamedTuple):
-    """Algorithm 1's policy as a pytree."""
+    """Algorithm 1's policy as a pytree, with beliefs by the agent's names."""
 
-    cfg: KQLConfig
-    state: KQLState
+    policy: KQLPolicy
+
+    @classmethod
+    def of(cls, cfg: KQLConfig, state: KQLState) -> Policy:
+        """Of a state that is asked once: what many questions would share is not made."""
+        return cls(KQLPolicy(cfg, cfg.engine.predictor(state.posterior, reuse=False)))
 
     def begin(self, key: Any) -> tuple[()]:
         return ()
 
     def act(self, key: Any, memory: Any, obs: Any) -> tuple[Any, Any]:
-        keys = None if key is None else jax.random.split(key, len(obs))
-        in_axes = (0, None if key is None else 0)
-        return jax.vmap(kql_policy(self.cfg, self.state), in_axes)(obs, keys)[0], memory
+        return self.policy.act(key, memory, obs)
 
     def values(self, obs: Any) -> Beliefs:
-        mean, width = jax.vmap(lambda obs: kql_predict(self.cfg, self.state, obs))(obs)
-        return Beliefs(mean, width, optimistic(self.cfg, mean, width**2))
+        return Beliefs(*self.policy.values(obs))
 
 
 class Learned(NamedTuple):
@@ -110,7 +112,7 @@ class Steps:
     ) -> tuple[np.ndarray, Learned]:
         """Actions `[n]` that maximise Q-tilde at raw observations `[n, l]`."""
         now = self._empty(ranges) if now is None else now
-        policy = Policy(self._numbers(now.state), now.state)
+        policy = Policy.of(self._numbers(now.state), now.state)
         key = None
         if self.numbers.tie_break == "random":
             key = jax.random.fold_in(jax.random.key(self.seed), history.total)
@@ -121,7 +123,7 @@ class Steps:
         """With the newest `num_steps` transitions of the history, one after another."""
         state, count = now.state, history.num_kept
         room = room_for(history.total, state.capacity, self.numbers.horizon)
-        state = kql_grow(state, room) if room > state.capacity else state
+        state = kql_resize(self.numbers, state, room)
         cfg = self._numbers(state)
         for i in range(count - num_steps, count):
             row = {name: history.rows[name][i] for name in Transition._fields}
@@ -139,7 +141,7 @@ class Steps:
     def finished(self, now: Learned | None, history: History, ranges: Ranges) -> Fitted:
         """The state of now: Algorithm 1 acts by the same values when it is over."""
         now = self._empty(ranges) if now is None else now
-        policy = Policy(self._numbers(now.state, tie_break="first"), now.state)
+        policy = Policy.of(self._numbers(now.state, tie_break="first"), now.state)
         return Fitted(policy, policy, now.scaling)
 
 

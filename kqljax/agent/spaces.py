@@ -62,13 +62,12 @@ def spaces_of(env: Any) -> tuple[Any, Any]:
 
 
 _HARMLESS = frozenset(
-    "TimeLimit OrderEnforcing PassiveEnvChecker RecordEpisodeStatistics RecordVideo HumanRendering "
-    "RenderCollection Autoreset".split()
+    ["TimeLimit", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics", "RecordVideo", "HumanRendering", "RenderCollection", "Autoreset"]
 )
 """Wrappers of gymnasium that leave observations, actions and rewards as they are."""
 
 _HARMLESS_OPTIONS = frozenset(
-    "render_mode num_envs vectorization_mode vector_kwargs wrappers max_episode_steps".split()
+    ["render_mode", "num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps"]
 )
 """Options of `gymnasium.make` and `make_vec` that leave the task as it is; wrappers are looked at."""
 
