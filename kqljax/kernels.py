@@ -169,11 +169,7 @@ class Kernel:
         Warns:
           NormalisationWarning: where its norm leaves [1/2, 1]; not with `warns=False`.
         """
-        for name, value in (widths := _widths(self)):
-            is_rbf = name.endswith("eta")
-            if value.ndim and not (is_rbf and value.shape == (obs_dim,)):
-                also = f" or {obs_dim} numbers, one a coordinate" if is_rbf else ""
-                raise ValueError(f"the kernel's {name} must be a number{also}, got {value}.")
+        check_shapes(self, obs_dim)
         states = self.domain(obs_dim)
         if states is None:
             states = np.random.default_rng(0).uniform(-1, 1, (16, obs_dim))
@@ -187,9 +183,9 @@ class Kernel:
                 f"the kernel {self} gives k(x, x) = {first_bad(found, found > 0)}: expected "
                 "positive numbers. Look at its parameters."
             )
-        for name, value in widths:
-            if not np.all(value > 0):
-                wrong = first_bad(value, value > 0)
+        for name, value in _widths(self):
+            if not np.all(np.asarray(value) > 0):
+                wrong = first_bad(value, np.asarray(value) > 0)
                 raise ValueError(f"the kernel's {name} must be above 0, got {wrong}.")
         low, high, slack = np.sqrt(found.min()), np.sqrt(found.max()), 1e-6
         if warns and (low < 0.5 - slack or high > 1 + slack):
@@ -222,11 +218,20 @@ class Kernel:
     __rmul__ = __mul__
 
 
-def _widths(kernel: Kernel) -> list[tuple[str, np.ndarray]]:
+def _widths(kernel: Kernel) -> list[tuple[str, Any]]:
     """Name and value of every `eta` and `length_scale`, also in the parts of a kernel."""
     named = jax.tree_util.tree_leaves_with_path(kernel)
-    found = [(jax.tree_util.keystr(path).lstrip("."), np.asarray(leaf)) for path, leaf in named]
+    found = [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in named]
     return [each for each in found if each[0].split(".")[-1] in ("eta", "length_scale")]
+
+
+def check_shapes(kernel: Kernel, obs_dim: int) -> None:
+    """Raises ValueError where a width is not for observations `[l]`; also for traced kernels."""
+    for name, value in _widths(kernel):
+        is_rbf, shape = name.endswith("eta"), jnp.shape(value)
+        if shape and not (is_rbf and shape == (obs_dim,)):
+            also = f" or {obs_dim} numbers, one a coordinate" if is_rbf else ""
+            raise ValueError(f"the kernel's {name} must be a number{also}, got shape {shape}.")
 
 
 def squared_distance(x: Array, y: Array) -> Array:

@@ -375,18 +375,19 @@ def make_task(name: str) -> Task:
     return Task.wrap(_env(preset.like or name), name=name, **given)
 
 
-# States that an agent may come to see -----------------------------------------------------------
+# States that an agent may come to see -------------------------------------------------------------
 
 
-def sample_states(task: Any, seed: int = 0, *, rounds: int = 32) -> np.ndarray:
-    """Normalised states `[N, l]` of a task, far and wide: what an agent that looks for the new may come to see.
+def sample_states(task: Task, seed: int = 0, *, rounds: int = 32) -> np.ndarray:
+    """Normalised states `[N, l]` of a task, far and wide: what an agent that explores may come to see.
 
-    Random actions are held for random times, from the start of an episode at first. Each further round goes on from those of
-    the states reached so far that lie farthest apart, so that swings grow and velocities add up as under a policy that
-    seeks them.
+    Random actions are held for random times, from the start of an episode at first. Each further
+    round goes on from those of the states reached so far that lie farthest apart, so that swings
+    grow and velocities add up as under a policy that seeks them.
 
     Examples:
-      >>> states = features.sample_states(kqljax.make_task("MountainCar-v0"), rounds=1)
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> states = kqljax.tasks.sample_states(task, rounds=1)
       >>> states.shape[1], bool(np.all(np.abs(states) <= 1))
       (2, True)
     """
@@ -400,7 +401,9 @@ def sample_states(task: Any, seed: int = 0, *, rounds: int = 32) -> np.ndarray:
 
     @jax.jit
     def explore(key: Array, starts: Any) -> Any:
-        runs = jax.vmap(lambda key, start: _held_actions(task, key, start, length))(jax.random.split(key, chains), starts)
+        runs = jax.vmap(lambda key, start: _held_actions(task, key, start, length))(
+            jax.random.split(key, chains), starts
+        )
         return jax.tree.map(lambda leaf: leaf.reshape(chains * length, *leaf.shape[2:]), runs)
 
     @jax.jit
@@ -421,8 +424,8 @@ def sample_states(task: Any, seed: int = 0, *, rounds: int = 32) -> np.ndarray:
     return np.concatenate(seen).astype(np.float64)
 
 
-def _held_actions(task: Any, key: Array, env_state: Any, length: int) -> Any:
-    """A run of random actions held for random times: `[length, l]` states reached, and states to go on from."""
+def _held_actions(task: Task, key: Array, env_state: Any, length: int) -> Any:
+    """Random actions held for random times: `[length, l]` states reached, and states to go on from."""
     hold_key, first_key, run_key = jax.random.split(key, 3)
     # Mean times from one step to half of what an episode lasts, at most 50.
     longest = max(1.0, min(50.0, task.max_steps / 2))

@@ -15,7 +15,7 @@ import numpy as np
 
 from kqljax.arrays import dot, in_dtype
 from kqljax.errors import is_known
-from kqljax.kernels import Kernel, Pair, every_action
+from kqljax.kernels import Kernel, Pair, check_shapes, every_action
 from kqljax.pytrees import register
 
 Array = jax.Array
@@ -169,6 +169,7 @@ class ProductMap(FeatureMap):
 
 def action_gram(kernel: Kernel, obs_dim: int, num_actions: int, name: str) -> Any:
     """G `[A, A]` of a kernel that is a state part times G; an error for others."""
+    check_shapes(kernel, obs_dim)
     shapes = jax.eval_shape(lambda: kernel.mixing(obs_dim, num_actions, jnp.float32))
     if not kernel.is_split or shapes.scale.shape[0] != 1 or shapes.shift is not None:
         raise ValueError(

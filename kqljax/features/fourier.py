@@ -19,7 +19,7 @@ from kqljax.features.base import (
     kernel_error,
     on_host,
 )
-from kqljax.kernels import RBF, Kernel, Matern32, Matern52
+from kqljax.kernels import RBF, Kernel, Matern32, Matern52, check_shapes
 
 Array = jax.Array
 
@@ -77,6 +77,7 @@ def fourier(
       (128, 'measured')
     """
     check_kernel(kernel, (RBF, *_SMOOTHNESS), "fourier")
+    check_shapes(kernel, obs_dim)
     whole_number("num_frequencies", num_frequencies, 1, "There are two features for each.")
     count = num_frequencies
     rng = np.random.default_rng(seed)

@@ -59,8 +59,8 @@ class NystromMap(ProductMap, static=("needs_float64",)):
             raise ValueError(
                 f"float32 cannot carry these {self.num_features} features: they were made to a "
                 "tolerance below its rounding, and values would be wrong (docs/numerics.md). Give "
-                "features.nystrom a tolerance of at least 1e-6, or use float64: set the "
-                "environment variable JAX_ENABLE_X64=1."
+                "features.nystrom a tolerance of at least 1e-6 of k(x, x), or use float64: set "
+                "the environment variable JAX_ENABLE_X64=1."
             )
 
 
