@@ -25,10 +25,11 @@ TOLERANCES = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
 
 def replay(cfg: KQLConfig, state: KQLState, transitions: kqljax.Transition):
     """Q-hat, width and action before each transition, and what Info said of it."""
+    key = jax.random.key(0)  # ties go to the first action
 
     def body(state, transition):
         q_hat, width = kqljax.kql_predict(cfg, state, transition.obs)
-        action, _ = kqljax.kql_act(cfg, state, transition.obs)
+        action, _ = kqljax.kql_act(key, cfg, state, transition.obs)
         state, info = kqljax.kql_step(cfg, state, transition)
         return state, (q_hat, width, action, info)
 
@@ -42,14 +43,9 @@ def empty(cfg: KQLConfig, obs_dim: int, dtype) -> KQLState:
 
 def record(task: kqljax.Task, cfg: KQLConfig) -> kqljax.Transition:
     """The transitions of one run of the exact engine in float64, fields `[T, ...]`."""
-    state = jax.jit(kqljax.train)(task, cfg, jax.random.key(0)).state
-    return kqljax.Transition(
-        state.posterior.pairs.obs,
-        jnp.argmax(state.posterior.pairs.action, axis=1).astype(jnp.int32),
-        state.reward,
-        state.table.obs,
-        state.terminated,
-    )
+    state = jax.jit(lambda key: kqljax.train(key, task, cfg, cfg.horizon).state)(jax.random.key(0))
+    post = state.posterior
+    return kqljax.Transition(post.obs.T, post.action, state.reward, post.next_obs.T, state.terminated)
 
 
 def compare(task: kqljax.Task, cfg: KQLConfig, transitions: kqljax.Transition) -> dict:
@@ -111,7 +107,7 @@ def main(argv=None) -> None:
             made = kqljax.features.nystrom(kernel, states, task.num_actions, tolerance)
             verdict = "refused" if made.needs_float64 else "taken"
             # What is refused is measured too.
-            cfg = task.config(horizon=horizon, features=dataclasses.replace(made, needs_float64=False))
+            cfg = task.config(horizon=horizon, engine=kqljax.Weights(dataclasses.replace(made, needs_float64=False)))
             row = errors(compare(task, cfg, recorded[task.name]))
             print_row(task.name, f"{tolerance:g}", str(made.num_weights), verdict, *row)
 
