@@ -1,5 +1,4 @@
-"""Tables of kernels and of engines that every invariant is checked on, data without an environment, and
-jitted functions that the tests of a file share."""
+"""Tables of kernels and of engines, data without an environment, jitted functions that tests share."""
 
 import functools
 
@@ -57,7 +56,9 @@ def _matern52(scale):
 
 def _cosine(weight):
     def kernel(x, y, length):
-        return np.exp(-weight * _squared(x[:, :length], y[:, :length])) * (0.4 + 0.6 * x[:, length:] @ y[:, length:].T)
+        return np.exp(-weight * _squared(x[:, :length], y[:, :length])) * (
+            0.4 + 0.6 * x[:, length:] @ y[:, length:].T
+        )
 
     return kernel
 
@@ -78,12 +79,36 @@ KERNELS = {
     "matern52": (kqljax.Matern52(length_scale=1.5), _matern52(1.5), 2),
     "user": (Cosine(weight=0.7), _cosine(0.7), 3),
     "scaled": (0.5 * kqljax.RBF(eta=1.0), lambda x, y, n: 0.5 * _rbf(1.0)(x, y, n), 1),
-    "sum": (0.5 * kqljax.RBF(eta=1.0) + 0.5 * kqljax.Linear(), _half_of_each(_rbf(1.0), _linear), 2),
-    "product": (kqljax.RBF(eta=0.1) * kqljax.Matern32(), _both(_rbf(0.1), _matern32(1.0), np.multiply), 2),
-    "product with shift": (kqljax.RBF(eta=0.1) * kqljax.Linear(), _both(_rbf(0.1), _linear, np.multiply), 2),
-    "product of shifts": (kqljax.Linear() * kqljax.Linear(), _both(_linear, _linear, np.multiply), 3),
-    "sum with user": (0.5 * Cosine() + 0.5 * kqljax.RBF(eta=1.0), _half_of_each(_cosine(0.3), _rbf(1.0)), 3),
-    "product with user": (Cosine() * kqljax.RBF(eta=1.0), _both(_cosine(0.3), _rbf(1.0), np.multiply), 3),
+    "sum": (
+        0.5 * kqljax.RBF(eta=1.0) + 0.5 * kqljax.Linear(),
+        _half_of_each(_rbf(1.0), _linear),
+        2,
+    ),
+    "product": (
+        kqljax.RBF(eta=0.1) * kqljax.Matern32(),
+        _both(_rbf(0.1), _matern32(1.0), np.multiply),
+        2,
+    ),
+    "product with shift": (
+        kqljax.RBF(eta=0.1) * kqljax.Linear(),
+        _both(_rbf(0.1), _linear, np.multiply),
+        2,
+    ),
+    "product of shifts": (
+        kqljax.Linear() * kqljax.Linear(),
+        _both(_linear, _linear, np.multiply),
+        3,
+    ),
+    "sum with user": (
+        0.5 * Cosine() + 0.5 * kqljax.RBF(eta=1.0),
+        _half_of_each(_cosine(0.3), _rbf(1.0)),
+        3,
+    ),
+    "product with user": (
+        Cosine() * kqljax.RBF(eta=1.0),
+        _both(_cosine(0.3), _rbf(1.0), np.multiply),
+        3,
+    ),
 }
 """name: kernel, NumPy form, number of stored terms with three actions."""
 
@@ -119,7 +144,7 @@ def row(transitions, index):
     return jax.tree.map(lambda leaf: leaf[index], transitions)
 
 
-# Engines -------------------------------------------------------------------------------------------------
+# Engines -----------------------------------------------------------------------------------------
 
 RBF = kqljax.RBF(eta=0.5)
 nystrom, fourier = features.dictionary, features.random_fourier
@@ -132,7 +157,7 @@ ENGINES = ("exact", "taylor", "nystrom")
 
 @functools.cache
 def make_map(name, num_actions=3):
-    """Small maps in two dimensions, coarse on purpose: what is tested does not depend on their error."""
+    """Small maps in two dimensions, coarse: what is tested does not depend on their error."""
     return {
         "taylor": lambda: features.taylor(RBF, 2, num_actions, order=4),
         "grouped": lambda: features.taylor(kqljax.RBF(eta=0.02), 2, num_actions, 1e-4),
@@ -142,7 +167,7 @@ def make_map(name, num_actions=3):
     }[name]()
 
 
-def config(engine="exact", **changes):
+def config(engine="exact", /, **changes):
     """A config of the exact engine, or of the weight engine with a map of that name."""
     settings = {"kernel": RBF, "num_actions": 3, "horizon": 12}
     if engine != "exact":
@@ -168,10 +193,13 @@ def learn(cfg, state, transitions):
 
 @jit
 def follow(cfg, state, transitions):
-    """The last state, and what was believed before each step, the tables after it, and its KQLInfo."""
+    """The last state; and what was believed before each step, the tables after it, its KQLInfo."""
 
     def body(state, transition):
-        believed = *kql_predict(cfg, state, transition.obs), *kql_act(KEY, cfg, state, transition.obs)
+        believed = (
+            *kql_predict(cfg, state, transition.obs),
+            *kql_act(KEY, cfg, state, transition.obs),
+        )
         state, info = kql_step(cfg, state, transition)
         return state, (believed, kqljax.kql_tables(cfg, state), info)
 

@@ -1,4 +1,4 @@
-"""JAX manners: one compile, kept dtypes, vmap without loops, donation, and lowering for accelerators."""
+"""JAX manners: one compile, kept dtypes, vmap without loops, donation, other platforms."""
 
 import dataclasses
 import functools
@@ -11,7 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import ENGINES, KEY, RBF, assert_close, assert_same, config, jit, random_transitions, row, step
+from cases import (
+    ENGINES,
+    KEY,
+    RBF,
+    assert_close,
+    config,
+    jit,
+    random_transitions,
+    row,
+    step,
+)
 from jax import export
 
 import kqljax
@@ -48,21 +58,31 @@ def test_one_compile_for_a_run_and_for_every_number(engine):
 
 
 def strong(leaf):
-    return jnp.asarray(leaf, jnp.float64) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
+    return (
+        jnp.asarray(leaf, jnp.float64)
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        else leaf
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @every_engine
 def test_dtypes_are_kept(engine, dtype):
-    """A config of strong float64 numbers does not promote a float32 state: seen in the shapes, without a compile."""
+    """A config of strong float64 numbers does not promote a float32 state."""
     cfg = jax.tree.map(strong, config(engine, lam=0.1))
     state, transition = kql_init(cfg, 2, dtype), row(random_transitions(1), 0)
     kinds = jax.tree.map(lambda leaf: leaf.dtype, state)
-    after, info, action, q_tilde = jax.eval_shape(kql_step_and_act, KEY, cfg, state, transition, jnp.zeros(2))
+    after, info, action, q_tilde = jax.eval_shape(
+        kql_step_and_act, KEY, cfg, state, transition, jnp.zeros(2)
+    )
     grown = jax.eval_shape(lambda state: kqljax.kql_resize(cfg, state, 20), state)
     for each in (after, grown):
         assert jax.tree.map(lambda leaf: leaf.dtype, each) == kinds
-    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype(dtype), jnp.dtype("int32"), jnp.dtype(bool)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {
+        jnp.dtype(dtype),
+        jnp.dtype("int32"),
+        jnp.dtype(bool),
+    }
     assert (action.dtype, q_tilde.dtype) == (jnp.int32, dtype)
     assert {info.residual.dtype, info.width.dtype, info.feature_error.dtype} == {jnp.dtype(dtype)}
     policy = jax.eval_shape(kqljax.kql_policy, cfg, state)
@@ -78,21 +98,25 @@ def test_a_process_without_float64(engine):
     with jax.enable_x64(False):
         cfg = config(engine, horizon=1000)
         state = kql_init(cfg, 2, capacity=12)
-        transition = Transition(np.array([0.1, 0.2]), np.int32(1), 0.5, np.array([-0.3, 0.4]), False)
+        transition = Transition(
+            np.array([0.1, 0.2]), np.int32(1), 0.5, np.array([-0.3, 0.4]), False
+        )
         made = jit(kql_step_and_act)(KEY, cfg, state, transition, np.array([0.1, 0.2]))
         kinds = {leaf.dtype for leaf in jax.tree.leaves(made)}
         assert kinds == {jnp.dtype("float32"), jnp.dtype("int32"), jnp.dtype("bool")}
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(made))
 
 
-# vmap ----------------------------------------------------------------------------------------------------
+# vmap --------------------------------------------------------------------------------------------
 
 
 def run(cfg, seeds):
     def body(state, seed):
         obs, next_obs = jax.random.uniform(jax.random.key(seed), (2, 2), minval=-1, maxval=1)
         action, _ = kql_act(KEY, cfg, state, obs)
-        return kql_step(cfg, state, Transition(obs, action, jnp.abs(obs[0]), next_obs, seed % 3 == 0))
+        return kql_step(
+            cfg, state, Transition(obs, action, jnp.abs(obs[0]), next_obs, seed % 3 == 0)
+        )
 
     return jax.lax.scan(body, kql_init(cfg, 2), seeds)
 
@@ -104,7 +128,9 @@ SEEDS = jnp.arange(24).reshape(3, 8)
 def alone(engine):
     """A jitted run of one seed, for every number of a config."""
     program = jit(run)
-    return lambda seeds, **changes: program(with_eta(engine, changes.pop("eta", RBF.eta), **changes), seeds)
+    return lambda seeds, **changes: program(
+        with_eta(engine, changes.pop("eta", RBF.eta), **changes), seeds
+    )
 
 
 @pytest.mark.parametrize("engine", ["exact", "taylor"])
@@ -139,7 +165,10 @@ def batched_step(engine, function, dtype="float64", seeds=3):
         arguments.append(jnp.zeros(2))
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * seeds), arguments)
     if function is kql_step_and_act:
-        return jax.vmap(lambda cfg, *rest: kql_step_and_act(KEY, cfg, *rest), (None, 0, 0, 0)), (cfg, *stacked)
+        return jax.vmap(lambda cfg, *rest: kql_step_and_act(KEY, cfg, *rest), (None, 0, 0, 0)), (
+            cfg,
+            *stacked,
+        )
     return jax.vmap(function, (None, 0, 0)), (cfg, *stacked)
 
 
@@ -164,16 +193,20 @@ def test_the_search_for_loops_finds_one():
         return jax.lax.map(jnp.sin, x)
 
     assert LOOP.search(jax.jit(looping).lower(jnp.ones(3)).compile().as_text())
-    assert LOOP.search(export.export(jax.jit(looping), platforms=("cuda", "tpu"))(jnp.ones(3)).mlir_module())
+    assert LOOP.search(
+        export.export(jax.jit(looping), platforms=("cuda", "tpu"))(jnp.ones(3)).mlir_module()
+    )
 
     def scattering(x, i):
         return jax.lax.dynamic_update_slice(x, jnp.ones(1), (i,))
 
-    lowered = export.export(jax.jit(jax.vmap(scattering)), platforms=("cuda", "tpu"))(jnp.ones((3, 4)), jnp.arange(3))
+    lowered = export.export(jax.jit(jax.vmap(scattering)), platforms=("cuda", "tpu"))(
+        jnp.ones((3, 4)), jnp.arange(3)
+    )
     assert LOOP.search(lowered.mlir_module())
 
 
-# Buffers -------------------------------------------------------------------------------------------------
+# Buffers -----------------------------------------------------------------------------------------
 
 
 @every_engine
@@ -194,7 +227,7 @@ def test_a_donated_step_in_a_python_loop(engine):
 @pytest.mark.parametrize("seeds", [None, 3], ids=["one seed", "vmapped"])
 @pytest.mark.parametrize("engine", ["exact", "taylor"])
 def test_large_arrays_are_not_copied_in_a_loop(engine, seeds):
-    """A step may write rows and columns of the large arrays, never copy one: look for copies in the compiled loop."""
+    """A step writes rows and columns of the large arrays, and never copies one."""
     size = 320
     cfg = config(engine, horizon=size)
 
@@ -211,9 +244,18 @@ def test_large_arrays_are_not_copied_in_a_loop(engine, seeds):
     shapes = [(size, size)] if engine == "exact" else [(10, size)]
     for shape in shapes:
         large = f"f64[{many}{shape[0]},{shape[1]}]"
-        loops = [part for part in text.split("\n\n") if "region" in part.split("(")[0] or "while" in part.split("(")[0]]
+        loops = [
+            part
+            for part in text.split("\n\n")
+            if "region" in part.split("(")[0] or "while" in part.split("(")[0]
+        ]
         assert any(large in part for part in loops)
-        copies = [line for part in loops for line in part.splitlines() if f"= {large}" in line and " copy(" in line]
+        copies = [
+            line
+            for part in loops
+            for line in part.splitlines()
+            if f"= {large}" in line and " copy(" in line
+        ]
         assert not copies, copies
 
 
@@ -224,9 +266,3 @@ def test_importing_changes_no_configuration():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "unchanged", done.stderr
-
-
-def test_a_step_outside_of_jit_is_the_step_inside():
-    cfg, transition = config(), row(random_transitions(1), 0)
-    assert_close(kql_step(cfg, kql_init(cfg, 2), transition), step(cfg, kql_init(cfg, 2), transition), 1e-12)
-    assert_same(kql_init(cfg, 2), jit(lambda cfg: kql_init(cfg, 2))(cfg))

@@ -1,8 +1,8 @@
 """What Algorithm 1 said before it was rewritten, on recorded transitions of the paper's four tasks.
 
-`goldens.npz` holds, for each task, 150 transitions, and for each engine and dtype the acted Q-tilde `[N, A]`, the
-widths `[N]` of the new pairs and the table of Q-tilde `[N, A]` after the last step, as an implementation without
-today's engines gave them.
+`goldens.npz` holds, for each task, 150 transitions, and for each engine and dtype the acted Q-tilde
+`[N, A]`, the widths `[N]` of the new pairs and the table of Q-tilde `[N, A]` after the last step, as
+an implementation without today's engines gave them.
 """
 
 from pathlib import Path
@@ -51,7 +51,9 @@ def test_the_same_values_as_before(name, engine, dtype):
     used = kqljax.Exact()
     if engine == "weights":
         used = kqljax.Weights(features.taylor(kernel, task.obs_dim, task.num_actions, order=6))
-    transitions = kqljax.Transition(*(jnp.asarray(GOLDENS[f"{name}/{field}"]) for field in kqljax.Transition._fields))
+    transitions = kqljax.Transition(
+        *(jnp.asarray(GOLDENS[f"{name}/{field}"]) for field in kqljax.Transition._fields)
+    )
     # The exact engine refuses float32 at the paper's lam.
     lam = 1e-3 if (engine, dtype) == ("exact", "float32") else 1e-4
     cfg = task.config(kernel, horizon=len(transitions.obs), lam=lam, engine=used)
@@ -59,5 +61,7 @@ def test_the_same_values_as_before(name, engine, dtype):
     atol = 1e-8 if dtype == "float64" else FLOAT32[name][engine]
     for found, kind in ((acted, "acted"), (width, "width"), (table, "table")):
         assert found.dtype == dtype
-        np.testing.assert_allclose(found, GOLDENS[f"{name}/{engine}/{dtype}/{kind}"], rtol=0, atol=atol)
+        np.testing.assert_allclose(
+            found, GOLDENS[f"{name}/{engine}/{dtype}/{kind}"], rtol=0, atol=atol
+        )
     assert float(residual) < (1e-8 if dtype == "float64" else 0.05)

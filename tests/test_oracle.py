@@ -1,4 +1,4 @@
-"""Both engines against the oracle: every table, every value and every action over recorded transitions."""
+"""Both engines against the oracle: tables, values and actions over recorded transitions."""
 
 import functools
 
@@ -21,7 +21,7 @@ KERNELS = {
 
 
 class Watched(oracle.Oracle):
-    """An oracle that keeps what it believed at each step, and mostly does something else than it would."""
+    """An oracle that keeps what it believed at each step, and mostly acts otherwise."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -33,7 +33,9 @@ class Watched(oracle.Oracle):
         q_tilde = np.clip(q_hat + self.beta * width, 0, 1 / (1 - self.gamma))
         self.seen.append((q_hat[0], width[0], q_tilde[0]))
         self.greedy.append(int(np.argmax(q_tilde[0])))
-        return int(self.rng.integers(self.num_actions)) if self.rng.random() < 0.8 else self.greedy[-1]
+        return (
+            int(self.rng.integers(self.num_actions)) if self.rng.random() < 0.8 else self.greedy[-1]
+        )
 
     def step(self, *transition):
         super().step(*transition)
@@ -57,7 +59,9 @@ def watched(task, name):
     """An oracle that went through a task, and the transitions that it met."""
     kernel, oracle_kernel = KERNELS[name]
     cfg = config(task, kernel, STEPS)
-    reference = Watched(oracle_kernel, cfg.num_actions, cfg.gamma, cfg.lam, cfg.beta, cfg.terminal_value)
+    reference = Watched(
+        oracle_kernel, cfg.num_actions, cfg.gamma, cfg.lam, cfg.beta, cfg.terminal_value
+    )
     recording = record(task, STEPS, reference)
     assert recording.truncated.sum() >= 3
     assert recording.terminated.sum() >= (3 if task == "CartPole-v1" else 0)
@@ -144,7 +148,9 @@ def _pair_stored_first(self, obs, action, reward, next_obs, terminated):
     """Q-tilde after the pair was stored, with its old targets."""
     self._store(obs, action, reward, next_obs, terminated, np.zeros(len(self.obs) + 1))
     value = self.q_tilde(np.array(self.next_obs)).max(axis=1)
-    self.targets = np.array(self.rewards) + self.gamma * np.where(self.ends, self.terminal_value, value)
+    self.targets = np.array(self.rewards) + self.gamma * np.where(
+        self.ends, self.terminal_value, value
+    )
 
 
 def _store(self, obs, action, reward, next_obs, terminated, value):
@@ -154,16 +160,22 @@ def _store(self, obs, action, reward, next_obs, terminated, value):
         strict=True,
     ):
         column.append(item)
-    self.targets = np.array(self.rewards) + self.gamma * np.where(self.ends, self.terminal_value, value)
+    self.targets = np.array(self.rewards) + self.gamma * np.where(
+        self.ends, self.terminal_value, value
+    )
 
 
-@pytest.mark.parametrize("mutant", [None, _one_lag_late, _row_of_the_state_left, _pair_stored_first, "sign", "end"])
+@pytest.mark.parametrize(
+    "mutant", [None, _one_lag_late, _row_of_the_state_left, _pair_stored_first, "sign", "end"]
+)
 def test_the_comparison_would_notice(mutant):
-    """Oracles that are wrong by one lag, one row, one order, one sign or the value of the end do not pass."""
+    """Oracles that are wrong by a lag, a row, an order, a sign or the end's value do not pass."""
     cfg = config("CartPole-v1", kqljax.RBF(eta=0.02), 60)
     sign, end = (-1 if mutant == "sign" else 1), (0.0 if mutant == "end" else cfg.terminal_value)
     methods = {"step": mutant, "_store": _store} if callable(mutant) else {}
-    wrong = type("Wrong", (Watched,), methods)(oracle.rbf(0.02), 2, cfg.gamma, cfg.lam, sign * cfg.beta, end)
+    wrong = type("Wrong", (Watched,), methods)(
+        oracle.rbf(0.02), 2, cfg.gamma, cfg.lam, sign * cfg.beta, end
+    )
     transitions = transitions_of(record("CartPole-v1", 60, wrong))
     q_hat, q_tilde = believed(cfg, kqljax.kql_init(cfg, 4), transitions)
     expected = [np.array(column) for column in zip(*wrong.seen, strict=True)]

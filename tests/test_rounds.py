@@ -1,4 +1,4 @@
-"""Learning in rounds as a user has it: train, fit, evaluate, policies, batches, platforms, mistakes."""
+"""Learning in rounds for users: train, fit, evaluate, policies, batches, platforms, mistakes."""
 
 import dataclasses
 import itertools
@@ -42,11 +42,15 @@ def run(program):
 
 @pytest.fixture(scope="module")
 def fit(run):
-    """`rounds.fit` of other transitions, compiled once for all tests, and what its policy makes of them."""
+    """`rounds.fit` of other transitions and its policy's answers, compiled once for all tests."""
 
     def fit(transitions):
         found = rounds.fit(None, RECIPE, transitions)
-        return found, found.policy.act(None, (), transitions.next_obs)[0], found.policy.values(transitions.next_obs)
+        return (
+            found,
+            found.policy.act(None, (), transitions.next_obs)[0],
+            found.policy.values(transitions.next_obs),
+        )
 
     return compiled(fit, run.state.transitions)
 
@@ -76,7 +80,9 @@ def test_transitions_are_what_happened(run):
     assert int(log.terminated.sum()) >= 2
     goes_on = ~np.asarray(stored.is_last[:-1])
     np.testing.assert_array_equal(stored.obs[1:][goes_on], stored.next_obs[:-1][goes_on])
-    assert np.all(np.any(np.asarray(stored.obs[1:] != stored.next_obs[:-1])[~goes_on], axis=1))  # the true successor
+    assert np.all(
+        np.any(np.asarray(stored.obs[1:] != stored.next_obs[:-1])[~goes_on], axis=1)
+    )  # the true successor
     ends = np.flatnonzero(log.terminated)
     assert float(log.episode_return[ends[1]]) == ends[1] - ends[0]  # 1 a step
 
@@ -86,8 +92,9 @@ def test_what_is_told_of_each_step(run):
     begins = [each.begins_at for each in rounds.schedule(RECIPE, STEPS)]
     np.testing.assert_array_equal(count[np.asarray(info.is_round)], begins[1:])
     # Between two rounds nothing is fitted, so nothing of a fit changes.
-    for column in (info.backups, info.optimism_gap):
-        np.testing.assert_array_equal(np.asarray(column)[1:][~np.asarray(info.is_round)[1:]], column[:-1][~np.asarray(info.is_round)[1:]])
+    goes_on = ~np.asarray(info.is_round)[1:]
+    for column in (np.asarray(info.backups), np.asarray(info.optimism_gap)):
+        np.testing.assert_array_equal(column[1:][goes_on], column[:-1][goes_on])
     assert bool(run.is_sound) and bool(info.is_finite.all())
     assert int(info.backups[-1]) == int(run.state.player.backups) > 0
 
@@ -105,7 +112,9 @@ def test_train_and_fit_hold_the_same_policy(run, fit):
     found, actions, values = fit(run.state.transitions)
     for name in ("ensemble", "model", "scales"):
         ours, theirs = getattr(found.policy, name), getattr(run.policy, name)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), ours, theirs)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), ours, theirs
+        )
     same, same_values = policy_program(run)(run.policy, run.state.transitions.next_obs)
     np.testing.assert_array_equal(actions, same)
     assert len(np.unique(same)) == 2
@@ -115,7 +124,9 @@ def test_train_and_fit_hold_the_same_policy(run, fit):
 
 def test_rows_that_are_not_stored_do_not_count(run, fit):
     part = dataclasses.replace(run.state.transitions, count=jnp.int32(100))
-    other = dataclasses.replace(part, obs=part.obs.at[100:].set(7.0), reward=part.reward.at[100:].set(9.0))
+    other = dataclasses.replace(
+        part, obs=part.obs.at[100:].set(7.0), reward=part.reward.at[100:].set(9.0)
+    )
     (ours, actions, _), (theirs, same, _) = fit(part), fit(other)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     np.testing.assert_array_equal(actions, same)
@@ -130,7 +141,11 @@ def test_a_second_number_and_another_seed_compile_nothing(task):
         return kqljax.train(key, task, recipe, num_steps=12).state.transitions.action
 
     train = jax.jit(actions, compiler_options=rounds.CPU_COMPILER_OPTIONS)
-    for key, changed in ((0, {}), (1, {"gamma": 0.9}), (2, {"ridge": 1e-3, "etas": (0.1, 0.2, 0.3, 0.4, 0.5)})):
+    for key, changed in (
+        (0, {}),
+        (1, {"gamma": 0.9}),
+        (2, {"ridge": 1e-3, "etas": (0.1, 0.2, 0.3, 0.4, 0.5)}),
+    ):
         train(jax.random.key(key), dataclasses.replace(recipe, **changed))
     assert len(traces) == 1
 
@@ -162,7 +177,11 @@ def test_lowers_for_accelerators_without_callbacks_and_with_batched_factorisatio
     keys = jax.random.split(jax.random.key(0), 3)
     text = jax.export.export(jax.jit(jax.vmap(run)), platforms=[platform])(keys).mlir_module()
     assert not re.search(r"custom_call @\w*callback", text)
-    lines = [line for line in text.splitlines() if re.search(r"stablehlo\.(cholesky|triangular_solve)|potrf", line)]
+    lines = [
+        line
+        for line in text.splitlines()
+        if re.search(r"stablehlo\.(cholesky|triangular_solve)|potrf", line)
+    ]
     shapes = [re.search(r"tensor<([\dx]+)xf64>", line)[1] for line in lines]
     assert len(shapes) > 10
     assert {shape.split("x")[0] for shape in shapes} == {"3"}, shapes
@@ -184,7 +203,12 @@ def test_a_policy_is_a_pytree(run, fit, task):
     program = policy_program(run)
     expected, values = program(policy, obs)
     np.testing.assert_array_equal(program(again, obs)[0], expected)
-    assert values.mean.shape == values.spread.shape == values.optimistic.shape == (STEPS, task.num_actions)
+    assert (
+        values.mean.shape
+        == values.spread.shape
+        == values.optimistic.shape
+        == (STEPS, task.num_actions)
+    )
     assert np.mean(np.asarray(values.spread) > 0) > 0.5  # 0 where all members are at the cap
 
     def one(policy, obs):
@@ -198,18 +222,25 @@ def test_a_policy_is_a_pytree(run, fit, task):
 
 
 def test_numbers_that_are_not_finite_are_seen(task, run, fit):
-    broken = dataclasses.replace(run.state.transitions, reward=run.state.transitions.reward.at[3].set(jnp.nan))
+    broken = dataclasses.replace(
+        run.state.transitions, reward=run.state.transitions.reward.at[3].set(jnp.nan)
+    )
     with pytest.raises(ValueError, match="reward has nan at index"):
         rounds.fit(None, RECIPE, broken)
     found, actions, _ = fit(broken)  # values are not known inside of jit
     assert not bool(found.is_finite)
     assert actions.tolist() == [-1] * STEPS
-    returns = jax.jit(lambda policy: kqljax.evaluate(jax.random.key(0), task, policy, num_episodes=2))(found.policy)
+    returns = jax.jit(
+        lambda policy: kqljax.evaluate(jax.random.key(0), task, policy, num_episodes=2)
+    )(found.policy)
     assert bool(jnp.isnan(returns).all())
 
 
 def test_float32_is_refused(task):
-    with jax.enable_x64(False), pytest.raises(ValueError, match="float32 cannot factor.*jax_enable_x64"):
+    with (
+        jax.enable_x64(False),
+        pytest.raises(ValueError, match="float32 cannot factor.*jax_enable_x64"),
+    ):
         kqljax.train(jax.random.key(0), task, rounds.DEFAULT, num_steps=10)
 
 
@@ -247,15 +278,26 @@ def test_a_recipe_that_cannot_work(changed, said):
     "changed, said",
     [
         ({"obs": np.zeros(3)}, "obs and next_obs must be two arrays of one shape"),
-        ({"obs": np.full((3, 2), np.inf)}, r"obs has inf at index \(0, 0\); every one must be a finite number"),
+        (
+            {"obs": np.full((3, 2), np.inf)},
+            r"obs has inf at index \(0, 0\); every one must be a finite number",
+        ),
         ({"action": [0, 1, 2]}, r"action has 2 at index .*; every one must be in 0\.\.1"),
-        ({"reward": [0.0, 0.5, -1.0]}, r"reward has -1\.0 at index .*; every one must be in \[0, 1\]"),
+        (
+            {"reward": [0.0, 0.5, -1.0]},
+            r"reward has -1\.0 at index .*; every one must be in \[0, 1\]",
+        ),
         ({"terminated": [False, True]}, r"terminated must have shape \(3,\)"),
         ({"end_value": 2.0}, r"end_value must be in \[0, 1\]"),
     ],
 )
 def test_transitions_that_no_fit_can_use(changed, said):
-    good = {"obs": np.zeros((3, 2)), "action": [0, 1, 0], "reward": [0.0, 0.5, 1.0], "next_obs": np.ones((3, 2))}
+    good = {
+        "obs": np.zeros((3, 2)),
+        "action": [0, 1, 0],
+        "reward": [0.0, 0.5, 1.0],
+        "next_obs": np.ones((3, 2)),
+    }
     good |= {"terminated": [False, False, True], "num_actions": 2}
     with pytest.raises(ValueError, match=said):
         rounds.Transitions.of(**(good | changed))
@@ -269,9 +311,13 @@ def test_other_mistakes(task, run):
         kqljax.train(key, "CartPole-v0", rounds.DEFAULT, 20)
     with pytest.raises(ValueError, match="num_steps must be"):
         kqljax.train(key, task, rounds.DEFAULT, num_steps=0)
-    with pytest.raises(ValueError, match="transitions must be kqljax.rounds.Transitions.*Transitions.of"):
+    with pytest.raises(
+        ValueError, match="transitions must be kqljax.rounds.Transitions.*Transitions.of"
+    ):
         rounds.fit(None, rounds.DEFAULT, np.zeros(3))
-    with pytest.raises(ValueError, match="learning in rounds is done in float64, got dtype=float32"):
+    with pytest.raises(
+        ValueError, match="learning in rounds is done in float64, got dtype=float32"
+    ):
         kqljax.train(key, task, rounds.DEFAULT, num_steps=20, dtype="float32")
     with pytest.raises(ValueError, match=r"obs must have shape \[4\] or \[n, 4\]"):
         run.policy.act(None, (), jnp.zeros(3))

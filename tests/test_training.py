@@ -22,7 +22,9 @@ class Table(NamedTuple):
     count: Any
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["rate", "epsilon"], meta_fields=["bins"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["rate", "epsilon"], meta_fields=["bins"]
+)
 @dataclasses.dataclass(frozen=True)
 class Tabular:
     """Q-learning on a grid: a learner that is neither of the library's."""
@@ -35,7 +37,10 @@ class Tabular:
         return (num_steps,)
 
     def begin(self, key, task, capacity, dtype):
-        return Table(1e-3 * jax.random.uniform(key, (self.bins**task.obs_dim, task.num_actions)), jnp.int32(0))
+        return Table(
+            1e-3 * jax.random.uniform(key, (self.bins**task.obs_dim, task.num_actions)),
+            jnp.int32(0),
+        )
 
     def at(self, obs):
         cell = jnp.clip(((obs + 1) / 2 * self.bins).astype(jnp.int32), 0, self.bins - 1)
@@ -59,7 +64,9 @@ class Tabular:
         return Greedy(self, state.value, is_end)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["learner", "value"], meta_fields=["is_end"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["learner", "value"], meta_fields=["is_end"]
+)
 @dataclasses.dataclass(frozen=True)
 class Greedy:
     learner: Tabular
@@ -133,7 +140,9 @@ def test_fewer_steps_than_the_horizon_leave_room():
     obs, next_obs = stored.obs.T[:40], stored.next_obs.T[:40]
     state = run.state
     for i in range(20):
-        state, info = jit(kqljax.kql_step)(cfg, state, kqljax.Transition(obs[i], jnp.int32(1), 0.25, next_obs[i], False))
+        state, info = jit(kqljax.kql_step)(
+            cfg, state, kqljax.Transition(obs[i], jnp.int32(1), 0.25, next_obs[i], False)
+        )
         assert bool(info.is_stored)
     assert int(state.num_stored) == 60
     # The same as all transitions in one go, in a state that never grew.
@@ -165,7 +174,9 @@ def test_stages_do_not_change_the_run(count):
     learner = EveryStep(dataclasses.replace(cfg, horizon=40), count)
     assert learner.stages(40) == ((40,) if count == 1 else (14, 27, 40))
     assert plain.state.capacity == 60
-    run = jit(lambda key: kqljax.train(key, CART_POLE, dataclasses.replace(learner, cfg=cfg), 40))(jax.random.key(0))
+    run = jit(lambda key: kqljax.train(key, CART_POLE, dataclasses.replace(learner, cfg=cfg), 40))(
+        jax.random.key(0)
+    )
     np.testing.assert_array_equal(run.log.action, plain.log.action)
     np.testing.assert_allclose(run.state.q_hat[:40], plain.state.q_hat[:40], atol=1e-7)
     assert len(run.state.posterior.whitener) == count + 1
@@ -186,14 +197,16 @@ def test_a_vmapped_seed_is_the_seed_alone(name):
     np.testing.assert_array_equal(together.log.action[1], alone.log.action)
     np.testing.assert_array_equal(returns[1], alone_returns)
     np.testing.assert_array_equal(together.curve[1], alone.curve)
-    for found, expected in zip(jax.tree.leaves(together.state), jax.tree.leaves(alone.state), strict=True):
+    for found, expected in zip(
+        jax.tree.leaves(together.state), jax.tree.leaves(alone.state), strict=True
+    ):
         np.testing.assert_allclose(found[1], expected, atol=1e-7)
     assert together.is_sound.shape == (3,) and bool(together.is_sound.all())
     assert len({tuple(actions.tolist()) for actions in together.log.action}) == 3
 
 
 def test_a_learner_of_ones_own():
-    """Q-learning on a grid balances CartPole longer than a random policy, whose episodes last about 22 steps."""
+    """Q-learning on a grid balances CartPole for longer than the 22 steps of a random policy."""
     learner = Tabular()
 
     @jit
@@ -215,15 +228,25 @@ def test_a_learner_of_ones_own():
 
 def test_one_compile_over_settings_and_keys():
     chex.clear_trace_counter()
-    train = jit(chex.assert_max_traces(lambda key, task, cfg: kqljax.train(key, task, cfg, 8).log.action, n=1))
-    for seed, changes in enumerate([{}, {"gamma": 0.9}, {"kernel": kqljax.RBF(eta=0.3)}, {"lam": 0.1, "beta": 1.0}]):
-        assert train(jax.random.key(seed), MOUNTAIN_CAR, MOUNTAIN_CAR.config(horizon=8, **changes)).shape == (8,)
+    train = jit(
+        chex.assert_max_traces(
+            lambda key, task, cfg: kqljax.train(key, task, cfg, 8).log.action, n=1
+        )
+    )
+    for seed, changes in enumerate(
+        [{}, {"gamma": 0.9}, {"kernel": kqljax.RBF(eta=0.3)}, {"lam": 0.1, "beta": 1.0}]
+    ):
+        assert train(
+            jax.random.key(seed), MOUNTAIN_CAR, MOUNTAIN_CAR.config(horizon=8, **changes)
+        ).shape == (8,)
 
 
 def test_training_in_float32():
     cfg = with_features(MOUNTAIN_CAR, horizon=30)
     with jax.enable_x64(False):
-        run = jit(lambda key: kqljax.train(key, MOUNTAIN_CAR, EveryStep(cfg, 2), 30))(jax.random.key(0))
+        run = jit(lambda key: kqljax.train(key, MOUNTAIN_CAR, EveryStep(cfg, 2), 30))(
+            jax.random.key(0)
+        )
     kinds = {leaf.dtype for leaf in jax.tree.leaves(run)}
     assert kinds == {jnp.dtype("float32"), jnp.dtype("int32"), jnp.dtype("bool")}
     assert bool(run.is_sound)
@@ -235,12 +258,14 @@ def test_training_lowers_for_accelerators():
     def run(key):
         return kqljax.train(key, MOUNTAIN_CAR, MOUNTAIN_CAR.config(horizon=30), 30).log.action
 
-    exported = jax.export.export(jax.jit(jax.vmap(run)), platforms=("cuda", "tpu"))(jax.random.split(KEY, 3))
+    exported = jax.export.export(jax.jit(jax.vmap(run)), platforms=("cuda", "tpu"))(
+        jax.random.split(KEY, 3)
+    )
     assert "callback" not in exported.mlir_module()
 
 
 def test_it_learns_mountain_car():
-    """No run of a random policy reaches the goal in these steps; optimism does, and the greedy policy keeps it."""
+    """A random policy does not reach the goal in these steps; optimism does, and keeps it."""
 
     @jax.jit
     def run(key):
@@ -252,18 +277,21 @@ def test_it_learns_mountain_car():
     assert float(returns.mean()) > -185
 
 
-# Evaluation ----------------------------------------------------------------------------------------------
+# Evaluation --------------------------------------------------------------------------------------
 
 
 def test_evaluation_counts_whole_episodes():
     """A policy that always pushes left: every return is the sum of its own episode."""
     evaluate = jit(kqljax.evaluate, static_argnames="num_episodes")
-    np.testing.assert_array_equal(jit(lambda key: kqljax.evaluate(key, MOUNTAIN_CAR, Always(), 3))(KEY), -200.0)
+    np.testing.assert_array_equal(
+        jit(lambda key: kqljax.evaluate(key, MOUNTAIN_CAR, Always(), 3))(KEY), -200.0
+    )
     returns = jit(lambda key: kqljax.evaluate(key, CART_POLE, Always(), 50))(KEY)
     assert np.all((returns >= 8) & (returns <= 11)) and len(np.unique(returns)) > 1
     _, run, _ = trained()
     np.testing.assert_array_equal(
-        evaluate(KEY, CART_POLE, run.policy, num_episodes=3), evaluate(KEY, CART_POLE, run, num_episodes=3)
+        evaluate(KEY, CART_POLE, run.policy, num_episodes=3),
+        evaluate(KEY, CART_POLE, run, num_episodes=3),
     )
 
 
@@ -317,7 +345,7 @@ def test_actions_that_are_none_are_logged():
     assert bool((run.log.action[:10] >= 0).all()) and not bool(run.is_sound)
 
 
-# Mistakes ------------------------------------------------------------------------------------------------
+# Mistakes ----------------------------------------------------------------------------------------
 
 
 def test_arguments_are_checked():
@@ -335,7 +363,9 @@ def test_arguments_are_checked():
     with refuses("task must be a kqljax.Task, got 'MountainCar-v0'.*make_task"):
         kqljax.train(key, "MountainCar-v0", cfg, 20)
     for wrong in ("kql", None, Always()):
-        with refuses("learner must be a kqljax.KQLConfig, a kqljax.rounds.Recipe, or an object with the methods"):
+        with refuses(
+            "learner must be a kqljax.KQLConfig, a kqljax.rounds.Recipe, or an object with"
+        ):
             kqljax.train(key, MOUNTAIN_CAR, wrong, 20)
     for eval_at in ((0, 10), (10, 21), (15, 10), (10, 10)):
         with refuses(r"eval_at must be increasing steps in 1\.\.20"):
