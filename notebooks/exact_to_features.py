@@ -102,4 +102,4 @@ for name, cfg, dtype in (("exact, float64", exact, jnp.float64), ("features, flo
     print(f"{name}: {time.perf_counter() - start:.2f} s for {STEPS} steps")
 
 # %% [markdown]
-# The agent takes them for Algorithm 1: `kqljax.KQL("MountainCar-v0", recipe="paper", features=auto).learn(10_000)`.
+# The agent takes them for Algorithm 1: `kqljax.KQL("MountainCar-v0", recipe=fast).learn(10_000)`.
