@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -14,63 +14,18 @@ from kqljax import io
 from kqljax.agent import beliefs, episodes
 from kqljax.agent.beliefs import Beliefs, Fitted
 from kqljax.agent.by_rounds import Rounds
-from kqljax.agent.by_steps import Steps as StepByStep
+from kqljax.agent.by_steps import StepByStep
 from kqljax.agent.callbacks import AgentStep, Callback, learning_bar, read_callbacks
 from kqljax.agent.episodes import Evaluation
-from kqljax.agent.history import SIZE, History
+from kqljax.agent.history import SIZE, History, Memory
 from kqljax.agent.loops import Loop, Steps
 from kqljax.agent.scaling import Ranges, check_end_value, check_obs_bounds, check_reward_range
-from kqljax.agent.spaces import open_env, preset_of, read_actions, read_observations, spaces_of
+from kqljax.agent.spaces import open_env, preset_of, read_actions, read_observations
 from kqljax.checks import whole_number
 from kqljax.config import KQLConfig
 from kqljax.errors import describe
 from kqljax.kernels import RBF, Kernel
 from kqljax.rounds import DEFAULT, Recipe
-
-
-class Learner(Protocol):
-    """What the loop asks of a learner. It holds numbers alone; what is learned is `now`.
-
-    Attributes:
-      name: for people.
-      acts_by: the field of `Beliefs` that decides when learning is over.
-      numbers: its `Recipe` or `KQLConfig`.
-    """
-
-    name: Any
-    acts_by: Any
-    numbers: Any
-
-    def sized(self, total: int, num_steps: int) -> Any:
-        """The learner for `num_steps` steps after `total`."""
-
-    def kept(self, now: Any) -> Any:
-        """What of `now` outlasts a break, or goes into a file."""
-
-    def choose(
-        self, now: Any, history: History, ranges: Ranges, obs: np.ndarray, is_moved: np.ndarray
-    ) -> tuple[np.ndarray, Any]:
-        """Actions `[n]` that explore, at raw `obs` `[n, l]`; `is_moved` `[n]`: which will be taken."""
-
-    def learned(self, now: Any, history: History, num_steps: int) -> Any:
-        """`now` with the newest `num_steps` transitions."""
-
-    def finished(self, now: Any, history: History, ranges: Ranges) -> Fitted:
-        """What answers when learning is over."""
-
-
-class Memory(NamedTuple):
-    """What was learned; replaced whole after a step, so that an interruption finds the old or the new.
-
-    Attributes:
-      history: raw transitions.
-      ranges: bounds of observations and rewards.
-      now: what the learner holds between two steps; None before the first.
-    """
-
-    history: History
-    ranges: Ranges
-    now: Any
 
 
 class KQL:
@@ -79,25 +34,25 @@ class KQL:
         agent = kqljax.KQL("MountainCar-v0", seed=0).learn(1000)
         action, _ = agent.predict(obs)
 
-    Two learners. By default the agent learns in rounds (`kqljax.rounds`): it keeps the transitions, fits
-    everything anew from them now and then, and acts with the result until the next round. With
-    `recipe="paper"` or a `KQLConfig` it is Algorithm 1 of the paper, one backup a step. docs/howto.md says
-    which arguments each of them takes.
+    Two learners. By default the agent learns in rounds (`kqljax.rounds`): it keeps the transitions,
+    fits everything anew from them now and then, and acts with the result until the next round. With
+    `recipe="paper"` or a `KQLConfig` it is Algorithm 1 of the paper, one backup a step.
+    docs/howto.md says which arguments each of them takes.
 
-    Scales. Observations become [-1, 1] and rewards [0, 1]. On the paper's tasks (MountainCar, CartPole,
-    Acrobot, Pendulum, without wrappers that change what goes in or out) the paper's normalisation and
-    actions are the defaults. Elsewhere bounds are those of the observation space, and ends that are
-    infinite there, as well as the range of the rewards, are estimated while learning: they cover all that
-    was seen and some more, and the next fit counts with them. Observations beyond the bounds count as at
-    them. Discrete observations become one-hot vectors. Algorithm 1 needs bounds that never move.
+    Scales. Observations become [-1, 1] and rewards [0, 1]. On the paper's tasks (MountainCar,
+    CartPole, Acrobot, Pendulum, through wrappers that change nothing) the paper's normalisation and
+    actions are the defaults. Elsewhere bounds are those of the observation space. Where they are
+    infinite, they are estimated while learning, as is the range of the rewards, and the next fit
+    counts with the new estimate. Observations beyond the bounds count as at them. Discrete
+    observations become one-hot vectors. Algorithm 1 needs bounds that never move.
 
-    Ends. After termination the environment pays 0 for ever (`end_value` says otherwise). A time limit is
-    not an end: the value goes on from the true successor.
+    Ends. After termination the environment pays 0 for ever (`end_value` says otherwise). A time
+    limit is not an end: the value goes on from the true successor.
 
-    Memory. Of a long run 4096 transitions are kept: the newest 2048, and whole older episodes, each with
-    the same chance.
+    Memory. Of a long run 4096 transitions are kept: the newest 2048, and whole older episodes, each
+    with the same chance.
 
-    Vector environments. All of them feed one history. At each step all actions are chosen one after
+    Vector environments. All of them feed one history. At each step actions are chosen one after
     another, each knowing of the pairs before it. Every autoreset mode will do.
 
     Args:
@@ -108,9 +63,9 @@ class KQL:
       obs_bounds: (low, high), numbers or vectors `[l]`; infinite ends are estimated.
       reward_range: (lowest, highest), or "estimate".
       end_value: what an end is worth, as a share in [0, 1] of the largest value.
-      kernel: of Algorithm 1, only with `recipe="paper"`, as the next two; all else in a `KQLConfig`.
+      kernel: of Algorithm 1, only with `recipe="paper"`, as the next two; else in a `KQLConfig`.
       gamma: discount, by default 0.95.
-      horizon: T, the steps that lam and beta are set for; by default those of the first `learn`.
+      horizon: T, which lam and beta are set for; by default the steps of the first `learn`.
 
     Examples:
       >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
@@ -138,22 +93,18 @@ class KQL:
         seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1) if seed is None else seed
         self.seed = whole_number("seed", seed, 0, "It seeds the environment and random ties.")
         self._given, self._env = env, None
-        preset = preset_of(self.env)
-        observation_space, action_space = spaces_of(self.env)
-        self._observations = seen = read_observations(observation_space)
-        bounds, rewards, eta = (seen.low, seen.high), None, 0.02
+        preset, seen = preset_of(self.env), read_observations(self.env)
+        self._observations, bounds, rewards, eta = seen, (seen.low, seen.high), None, 0.02
         if preset is not None:
             actions = preset.actions if actions is None else actions
-            bounds = bounds if preset.obs_bounds is None else preset.obs_bounds
-            rewards, eta = preset.reward_range, preset.eta
-        self.actions = read_actions(action_space, actions)
+            bounds, rewards, eta = preset.obs_bounds or bounds, preset.reward_range, preset.eta
+        self.actions = read_actions(self.env, actions)
         bounds = bounds if obs_bounds is None else check_obs_bounds(obs_bounds, seen.obs_dim)
         rewards = rewards if reward_range is None else check_reward_range(reward_range)
-        ranges = Ranges.of(*bounds, rewards)
+        ranges, end_value = Ranges.of(*bounds, rewards), check_end_value(end_value)
         given = {"kernel": kernel, "gamma": gamma, "horizon": horizon}
         given = {name: value for name, value in given.items() if value is not None}
-        end_value = check_end_value(end_value)
-        self._learner: Learner = self._make_learner(recipe, ranges, end_value, eta, given)
+        self._learner = self._make_learner(recipe, ranges, end_value, eta, given)
         self._memory = Memory(History.empty(seen.obs_dim), ranges, None)
         self._fit: tuple[History | None, Any] = None, None
 
@@ -164,53 +115,51 @@ class KQL:
         end_value: float | None,
         eta: float,
         given: dict[str, Any],
-    ) -> Learner:
+    ) -> Rounds | StepByStep:
         """The learner that `recipe` names; `given` are arguments of Algorithm 1."""
-        recipe = DEFAULT if isinstance(recipe, str) and recipe == "default" else recipe
-        num_actions, obs_dim = len(self.actions), self._observations.obs_dim
-        if isinstance(recipe, Recipe):
+        word, num_actions = recipe if isinstance(recipe, str) else "", len(self.actions)
+        if word == "default" or isinstance(recipe, Recipe):
             if given:
-                raise ValueError(f"{' and '.join(given)}: {_INSTEAD[next(iter(given))]}")
-            recipe.validate()
+                words = f"{' and '.join(given)}: {_INSTEAD[next(iter(given))]}"
+                raise ValueError(f"{words}, or give recipe='paper' too.")
             if ranges.is_reward_fixed and end_value is None:
-                _ = ranges.scaling().end_value  # raises where the rewards have no 0
+                ranges.scaling().check_end()
+            recipe = DEFAULT if word else recipe
+            recipe.validate()
             return Rounds(recipe, num_actions, end_value)
-        is_paper = isinstance(recipe, str) and recipe == "paper"
-        if not (is_paper or isinstance(recipe, KQLConfig)):
+        if not (word == "paper" or isinstance(recipe, KQLConfig)):
             raise ValueError(
-                "recipe must be 'default', 'paper', a kqljax.rounds.Recipe or a kqljax.KQLConfig, got "
-                f"{describe(recipe)}."
+                "recipe must be 'default', 'paper', a kqljax.rounds.Recipe or a kqljax.KQLConfig, "
+                f"got {describe(recipe)}."
             )
         missing = [] if ranges.is_obs_fixed else ["obs_bounds=(low, high)"]
         missing += [] if ranges.is_reward_fixed else ["reward_range=(lowest, highest)"]
         if missing:
             raise ValueError(
-                "Algorithm 1 needs bounds that never move, and this environment does not state them: give "
-                f"{' and '.join(missing)}, or take recipe='default', which estimates them."
+                "Algorithm 1 needs bounds that never move, and this environment does not state "
+                f"them: give {' and '.join(missing)}, or take recipe='default'."
             )
-        if is_paper:
+        if word == "paper":
             share = ranges.scaling().end_value if end_value is None else end_value
-            cfg = KQLConfig(
-                **{"kernel": RBF(eta=eta), "num_actions": num_actions, "horizon": 1000} | given
-            )
+            numbers: dict[str, Any] = {"kernel": RBF(eta=eta), "horizon": 1000} | given
+            recipe = KQLConfig(num_actions=num_actions, **numbers)
             # Only now is it known that gamma is a number below 1.
-            cfg = dataclasses.replace(cfg, terminal_value=share / (1 - cfg.gamma))
-            return StepByStep(cfg.validate(), obs_dim, self.seed, "horizon" in given)
-        if given or end_value is not None:
+            recipe = dataclasses.replace(recipe, terminal_value=share / (1 - recipe.gamma))
+        elif given or end_value is not None:
             taken = " and ".join([*given, *([] if end_value is None else ["end_value"])])
             where = "the config" if given else "terminal_value"
             raise ValueError(f"{taken}: a KQLConfig says these itself; set them in {where}.")
-        if recipe.num_actions != num_actions:
-            raise ValueError(
-                f"the KQLConfig has num_actions={recipe.num_actions}, the agent has {num_actions} actions."
-            )
-        return StepByStep(recipe.validate(), obs_dim, self.seed, True)
+        elif recipe.num_actions != num_actions:
+            words = f"the agent has {num_actions} actions"
+            raise ValueError(f"the KQLConfig has num_actions={recipe.num_actions}, {words}.")
+        is_sized = word != "paper" or "horizon" in given
+        return StepByStep(recipe.validate(), self._observations.obs_dim, self.seed, is_sized)
 
-    # What there is -----------------------------------------------------------------------------------
+    # What there is --------------------------------------------------------------------------------
 
     @property
     def env(self) -> Any:
-        """The environment that the agent learns in; one given by name is opened when it is needed."""
+        """The environment to learn in; one given by name is opened when it is needed."""
         if self._env is None and self._given is not None:
             self._env = open_env(self._given)
         return self._env
@@ -270,7 +219,7 @@ class KQL:
         words = f"{self._learner.name}, {steps} (at most {SIZE}), seed={self.seed}"
         return f"KQL({self.env_name or name!r}, {words})"
 
-    # Learning ----------------------------------------------------------------------------------------
+    # Learning -------------------------------------------------------------------------------------
 
     def learn(
         self,
@@ -282,16 +231,14 @@ class KQL:
     ) -> Self:
         """Takes `total_timesteps` steps in the environment, learning from them; returns the agent.
 
-        Called again, it goes on: everything learned stays. Each call begins with a new episode, so the
-        environment may have been used for something else in between. Whatever stops it, an interruption
-        by the keyboard or an error in the environment, leaves an agent that acts, can be saved and can
-        go on.
-
-        A vector of n environments makes up to n transitions a step, and up to n - 1 more than asked for.
+        Called again, it goes on: everything learned stays. Each call begins with a new episode.
+        Whatever stops it, an interruption by the keyboard or an error in the environment, leaves an
+        agent that acts, can be saved and can go on. A vector of n environments makes up to n
+        transitions a step, and up to n - 1 more than asked for.
 
         Args:
-          callback: function (or a list of them) of the agent and an `AgentStep`, called after each step.
-            Where one returns False, learning stops, as in Stable-Baselines3.
+          callback: function (or a list of them) of the agent and an `AgentStep`, called after each
+            step. Where one returns False, learning stops, as in Stable-Baselines3.
           progress_bar: shows one, on stderr.
           env: another environment with the same spaces, from now on.
 
@@ -300,48 +247,46 @@ class KQL:
           >>> agent.learn(20, callback=lambda agent, step: step.num_timesteps < 30).num_timesteps
           30
         """
-        whole_number(
-            "total_timesteps", total_timesteps, 1, "It is the number of environment steps."
-        )
+        whole_number("total_timesteps", total_timesteps, 1, "It is the number of steps.")
         callbacks = read_callbacks(callback)
         if env is not None:
             self._replace_env(env)
         if self.env is None:
             raise ValueError(
-                "the agent was loaded from a file and has no environment to learn in: learn(..., env=...)."
+                "the agent was loaded from a file and has no environment to learn in: "
+                "learn(..., env=...)."
             )
-        loop, (history, ranges, now) = (
-            Loop(self.env, self._observations, self.actions),
-            self._memory,
-        )
+        loop, memory = Loop(self.env, self._observations, self.actions), self._memory
         if loop.num_envs > SIZE // 4:
             raise ValueError(
-                f"{loop.num_envs} environments side by side would fill the history of {SIZE} transitions "
-                f"in a few steps: take at most {SIZE // 4}."
+                f"{loop.num_envs} environments side by side would fill the history of {SIZE} "
+                f"transitions in a few steps: take at most {SIZE // 4}."
             )
-        first, last = history.total, history.total + total_timesteps
+        first, last = self.num_timesteps, self.num_timesteps + total_timesteps
         learner = self._learner = self._learner.sized(first, total_timesteps + loop.num_envs - 1)
         # A number of its own for every later call, which no other seed has.
-        entropy = np.random.SeedSequence([self.seed, first])
-        obs = loop.reset(seed=int(entropy.generate_state(1)[0]) if first else self.seed)
-        history, now = history.begun(loop.num_envs), learner.kept(now)
-        ranges = ranges.covering(obs, np.zeros(0))
+        entropy = np.random.SeedSequence([self.seed, first]).generate_state(1)[0]
+        obs = loop.reset(seed=int(entropy) if first else self.seed)
+        memory = Memory(
+            memory.history.begun(loop.num_envs),
+            memory.ranges.covering(obs, np.zeros(0)),
+            learner.kept(memory.now),
+        )
         with learning_bar(total_timesteps, progress_bar) as show:
-            while history.total < last:
-                action, now = learner.choose(now, history, ranges, obs, loop.is_moved)
+            while self.num_timesteps < last:
+                action, now = learner.choose(memory, obs, loop.is_moved)
                 steps = loop.step(action)
-                ranges = ranges.covering(np.concatenate([steps.next_obs, steps.now]), steps.reward)
-                history, obs = history.added(steps), steps.now
-                now = learner.learned(now, history, len(steps.reward))
-                self._memory = Memory(history, ranges, now)
-                show(history.total - first, history.returns)
-                told = self._told(steps, loop.num_envs) if callbacks else None
+                memory, obs = memory._replace(now=now).added(steps), steps.now
+                memory = memory._replace(now=learner.learned(memory, len(steps.reward)))
+                self._memory = memory
+                show(self.num_timesteps - first, memory.history.returns)
+                told: Any = self._told(steps) if callbacks else None
                 # All are called, also after one has said no.
-                if False in [callback(self, told) for callback in callbacks]:
+                if any(each is False for each in [call(self, told) for call in callbacks]):
                     break
         return self
 
-    def _told(self, steps: Steps, num_envs: int) -> AgentStep:
+    def _told(self, steps: Steps) -> AgentStep:
         fields = {name: getattr(steps, name) for name in AgentStep._fields[1:]}
         if not isinstance(self.env, gymnasium.vector.VectorEnv):
             fields = {name: each[0] for name, each in fields.items()}
@@ -350,23 +295,10 @@ class KQL:
     def _replace_env(self, env: Any) -> None:
         if env is self._env:
             return  # the agent's own, which it may have opened itself
-        new, mine = open_env(env), self._observations
+        new = open_env(env)
         try:
-            observation_space, action_space = spaces_of(new)
-            found = read_observations(observation_space)
-            if (found.shape, found.num_values, found.start) != (
-                mine.shape,
-                mine.num_values,
-                mine.start,
-            ):
-                words = [
-                    f"{each.num_values} values" if each.num_values else f"shape {each.shape}"
-                    for each in (mine, found)
-                ]
-                raise ValueError(
-                    f"the agent learned from observations of {words[0]}, this environment has {words[1]}."
-                )
-            read_actions(action_space, list(self.actions))
+            self._observations.check_same(read_observations(new))
+            read_actions(new, list(self.actions))
         except ValueError:
             if isinstance(env, str):
                 new.close()
@@ -380,7 +312,7 @@ class KQL:
             self._env.close()
             self._env = None
 
-    # Asking ------------------------------------------------------------------------------------------
+    # Asking ---------------------------------------------------------------------------------------
 
     def predict(
         self,
@@ -391,8 +323,8 @@ class KQL:
     ) -> tuple[np.ndarray, None]:
         """The best action, and None: the signature of Stable-Baselines3.
 
-        In rounds the finished policy answers, fitted to all transitions at the first call after `learn`.
-        Algorithm 1 takes the action of the greatest optimistic value.
+        In rounds the finished policy answers, fitted to all transitions at the first call after
+        `learn`. Algorithm 1 takes the action of the greatest optimistic value.
 
         Args:
           observation: one of the environment's, or a batch of them `[n, ...]`.
@@ -437,11 +369,10 @@ class KQL:
 
     def _fitted(self, is_whole: bool = False) -> Fitted:
         """What answers: fitted when it is asked for, and kept until there are other transitions."""
-        history, ranges, now = self._memory
-        of, fitted = self._fit
-        if of is not history or (is_whole and fitted.believer is None):
-            fitted = self._learner.finished(now, history, ranges)
-            self._fit = history, fitted
+        history, fitted = self._fit
+        if history is not self._memory.history or (is_whole and fitted.believer is None):
+            fitted = self._learner.finished(self._memory)
+            self._fit = self._memory.history, fitted
         return fitted
 
     def evaluate(
@@ -457,14 +388,13 @@ class KQL:
         Args:
           env: name or environment, by default that of learning: opened anew by its name, or a copy.
           seed: of the episodes, by default one that learning has not used.
-          max_steps: episodes are cut off then, by default after 1000 steps where there is no time limit.
+          max_steps: episodes are cut off then, by default at 1000 where there is no time limit.
 
         Examples:
           >>> agent = kqljax.KQL("MountainCar-v0", seed=0).learn(20)
           >>> agent.evaluate(2).returns.tolist()  # 20 steps are too few
           [-200.0, -200.0]
         """
-        whole_number("num_episodes", num_episodes, 1, "It is the number of episodes.")
         given = self._given if env is None else env
         if given is None:
             raise ValueError("the agent was loaded from a file and has no environment: give env=.")
@@ -472,21 +402,15 @@ class KQL:
         # The agent's own environment is in the middle of an episode.
         with episodes.opened(given, env is None, num_episodes) as envs:
             limit = episodes.limit_of(envs[0], max_steps)
-            played = episodes.run(self, envs, num_episodes, seed, limit)
-        return Evaluation(
-            returns=np.array([each.total for each in played]),
-            lengths=np.array([len(each.obs) - 1 for each in played]),
-            was_cut=np.array([each.was_cut for each in played]),
-            max_steps=limit,
-        )
+            return Evaluation.of(episodes.run(self, envs, num_episodes, seed, limit), limit)
 
-    # Files -------------------------------------------------------------------------------------------
+    # Files ----------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the agent to one npz file: recipe, spaces, history and last fit; not the environment.
+        """Writes recipe, spaces, history and last fit to one npz file, but not the environment.
 
-        An environment that was given by its name is made again when it is needed; another has to be given
-        to `load`. A kernel of your own has to be given to `load` too.
+        One that was given by its name is made again when it is needed. Another has to be given to
+        `load`, as has a kernel of your own.
 
         Examples:
           >>> import os, tempfile
@@ -502,8 +426,8 @@ class KQL:
         if now is None and history.total:
             fitted = self._fitted()._replace(believer=None)
         content = {name: getattr(self, name) for name in _SAVED}
-        memory = Memory(history.trimmed(), ranges, now)
-        io.save(path, "agent", content | {"env": self.env_name, "memory": memory, "fitted": fitted})
+        content["_memory"] = Memory(history.trimmed(), ranges, now)
+        io.save(path, "agent", content | {"_given": self.env_name, "fitted": fitted})
 
     @classmethod
     def load(
@@ -512,14 +436,13 @@ class KQL:
         """The agent that `save` wrote; it acts as the saved one did and goes on with a new episode.
 
         Args:
-          env: to learn in and to be evaluated in, where it was not given by name or shall be another.
+          env: to learn and be evaluated in, where it was not given by name or shall be another.
           kernel: the agent's kernel, where it is not one of the library's.
         """
         found, agent = io.load(path, "agent", kernel), object.__new__(cls)
-        for name in _SAVED:
+        for name in (*_SAVED, "_memory", "_given"):
             setattr(agent, name, found[name])
-        agent._given, agent._env, agent._memory = found["env"], None, found["memory"]
-        fitted = found["fitted"]
+        fitted, agent._env = found["fitted"], None
         agent._fit = (None if fitted is None else agent._memory.history), fitted
         if env is not None:
             agent._replace_env(env)
@@ -527,10 +450,10 @@ class KQL:
 
 
 _SAVED = ("seed", "actions", "_observations", "_learner")
-_REPLACE = "recipe=dataclasses.replace(kqljax.rounds.DEFAULT, gamma=0.95, finish_gamma=0.98)"
 _INSTEAD = {
-    "kernel": "learning in rounds fits its kernel to the transitions. Give recipe='paper' too, or leave it out.",
-    "gamma": f"learning in rounds has two discounts: give {_REPLACE}, or recipe='paper' too.",
-    "horizon": "no number of rounds depends on the length of a run: leave it out, or give recipe='paper' too.",
+    "kernel": "learning in rounds fits its kernel to the transitions. Leave it out",
+    "gamma": "learning in rounds has two discounts: give recipe=dataclasses.replace("
+    "kqljax.rounds.DEFAULT, gamma=0.95, finish_gamma=0.98)",
+    "horizon": "no number of rounds depends on the length of a run. Leave it out",
 }
 """What to say to who gives rounds an argument of Algorithm 1."""

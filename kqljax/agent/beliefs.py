@@ -1,7 +1,6 @@
 """What a fit answers: actions, and values with their spread.
 
-Everything is computed in float64, whatever jax has enabled: calls are made inside
-`jax.enable_x64(True)`, which holds for this thread and these calls alone.
+All is computed in float64, whatever jax has enabled: `jax.enable_x64(True)` holds for one call.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ import numpy as np
 from kqljax.agent.scaling import Scaling
 from kqljax.rounds import CPU_COMPILER_OPTIONS
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Beliefs(NamedTuple):
-    """What the agent believes at some observations, `[A]` or `[n, A]`, in units of the normalised reward.
+    """What the agent believes of observations, `[A]` or `[n, A]`, in units of normalised reward.
 
     Attributes:
       mean: expected value. In rounds the mean over the ensemble; in Algorithm 1 the estimate Q-hat.
@@ -40,11 +40,11 @@ class Beliefs(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A policy of what was learned.
+    """What acts and answers.
 
     Attributes:
       policy: pytree with `act(key, memory, obs)`.
-      believer: the same with `values(obs)`, which a file leaves out: it is ten times as large.
+      believer: the same with `values(obs)`, ten times as large; None after a file was read.
       scaling: of the observations that both take.
     """
 
@@ -66,7 +66,7 @@ def in_float64(function: Callable[P, R]) -> Callable[P, R]:
 
 @functools.cache
 def compiled(function: Any, **options: Any) -> Any:
-    """`jax.jit(function)`, the same for whoever asks: compiled once for each shape of the arguments."""
+    """`jax.jit(function)`, the same for every agent: compiled once for each shape of arguments."""
     on_cpu = jax.default_backend() == "cpu"
     return jax.jit(function, compiler_options=CPU_COMPILER_OPTIONS if on_cpu else None, **options)
 
@@ -96,14 +96,12 @@ def believe(fitted: Fitted, obs: np.ndarray) -> Beliefs:
 def check_actions(actions: np.ndarray) -> np.ndarray:
     """Raises where a value was not a number."""
     if np.any(actions < 0):
-        raise FloatingPointError(
-            "a value is no longer a finite number. Look at agent.history for broken rows, or take a "
-            "larger ridge (lam)."
-        )
+        words = "Look at agent.history for broken rows, or take a larger ridge (lam)."
+        raise FloatingPointError(f"a value is no longer a finite number. {words}")
     return actions
 
 
 def _padded(rows: np.ndarray) -> np.ndarray:
-    """With rows up to the next power of two: batches of many sizes share a few compiled programs."""
+    """With rows up to the next power of two: batches of many sizes share a few programs."""
     size = 1 << max(len(rows) - 1, 0).bit_length()
-    return np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)])
+    return np.concatenate([rows, np.zeros((size - len(rows), rows.shape[1]))])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kqljax.agent.beliefs import Beliefs, Fitted, act, compiled, in_float64
-from kqljax.agent.history import History
+from kqljax.agent.history import Memory
 from kqljax.agent.scaling import Ranges, Scaling
 from kqljax.arrays import in_dtype
 from kqljax.config import KQLConfig
@@ -27,11 +27,6 @@ class Policy(NamedTuple):
     """Algorithm 1's policy as a pytree, with beliefs by the agent's names."""
 
     policy: KQLPolicy
-
-    @classmethod
-    def of(cls, cfg: KQLConfig, state: KQLState) -> Policy:
-        """Of a state that is asked once: what many questions would share is not made."""
-        return cls(KQLPolicy(cfg, cfg.engine.predictor(state.posterior, reuse=False)))
 
     def begin(self, key: Any) -> tuple[()]:
         return ()
@@ -51,14 +46,14 @@ class Learned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
-    """Algorithm 1; see `kqljax.agent.agent.Learner`.
+class StepByStep:
+    """Algorithm 1; see `by_rounds.Rounds` for what the loop asks of a learner.
 
     Attributes:
       numbers: the config.
       obs_dim: l.
       seed: of random ties.
-      is_sized: whether lam and beta were set for a horizon, and not for the first call of `learn`.
+      is_sized: whether lam and beta belong to a horizon, and not to the first call of `learn`.
     """
 
     numbers: KQLConfig
@@ -70,15 +65,15 @@ class Steps:
     acts_by: ClassVar[str] = "optimistic"
 
     @in_float64
-    def sized(self, total: int, num_steps: int) -> Steps:
-        """With lam and beta for the first call of `learn`; raises where the memory cannot hold it."""
+    def sized(self, total: int, num_steps: int) -> StepByStep:
+        """With lam and beta for the first `learn`; raises where the memory cannot hold it."""
         cfg = dataclasses.replace(self.numbers, horizon=total + num_steps)
         state = jax.eval_shape(lambda cfg: kql_init(cfg, self.obs_dim, jnp.float64), cfg)
         needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         if needed > _physical_memory() // 2:
             raise ValueError(
-                f"{cfg.horizon} steps of Algorithm 1 take {needed / 2**30:.0f} GiB, more than half of "
-                "this machine's memory: it grows with the square of the steps, and time with the cube. "
+                f"{cfg.horizon} steps of Algorithm 1 take {needed / 2**30:.0f} GiB, more than half "
+                "of this machine's memory: it grows with their square, and time with the cube. "
                 "Take recipe='default', whose memory is bounded, or a KQLConfig with features "
                 "(docs/features.md), which is linear in the steps."
             )
@@ -90,58 +85,51 @@ class Steps:
         """Everything outlasts a break."""
         return now
 
-    @in_float64
-    def _empty(self, ranges: Ranges) -> Learned:
+    def _begun(self, ranges: Ranges) -> Learned:
         capacity = min(max(self.numbers.horizon, LEAST_CAPACITY), FIRST_CAPACITY)
         state = kql_init(self.numbers, self.obs_dim, jnp.float64, capacity=capacity)
         return Learned(state, ranges.scaling())
 
-    def _numbers(self, state: KQLState, **changed: Any) -> KQLConfig:
-        # As arrays, and with the size of the state: the horizon would make a program for each run.
-        cfg = dataclasses.replace(self.numbers, horizon=state.capacity, **changed)
-        return in_dtype(cfg, jnp.float64)
+    def _policy(self, state: KQLState, **changed: Any) -> Policy:
+        # Numbers as arrays, and with the size of the state: the horizon would compile for each run.
+        cfg = in_dtype(
+            dataclasses.replace(self.numbers, horizon=state.capacity, **changed), jnp.float64
+        )
+        # It is asked for a few states: what many would share is not made.
+        return Policy(KQLPolicy(cfg, cfg.engine.predictor(state.posterior, reuse=False)))
 
     @in_float64
-    def choose(
-        self,
-        now: Learned | None,
-        history: History,
-        ranges: Ranges,
-        obs: np.ndarray,
-        is_moved: np.ndarray,
-    ) -> tuple[np.ndarray, Learned]:
-        """Actions `[n]` that maximise Q-tilde at raw observations `[n, l]`."""
-        now = self._empty(ranges) if now is None else now
-        policy = Policy.of(self._numbers(now.state), now.state)
-        key = None
+    def choose(self, memory: Memory, obs: np.ndarray, is_moved: np.ndarray) -> Any:
+        """Actions `[n]` that maximise Q-tilde at raw observations `[n, l]`, and `now`."""
+        now, key = memory.now or self._begun(memory.ranges), None
         if self.numbers.tie_break == "random":
-            key = jax.random.fold_in(jax.random.key(self.seed), history.total)
-        return act(policy, now.scaling, obs, key), now
+            key = jax.random.fold_in(jax.random.key(self.seed), memory.history.total)
+        return act(self._policy(now.state), now.scaling, obs, key), now
 
     @in_float64
-    def learned(self, now: Learned, history: History, num_steps: int) -> Learned:
+    def learned(self, memory: Memory, num_steps: int) -> Learned:
         """With the newest `num_steps` transitions of the history, one after another."""
-        state, count = now.state, history.num_kept
+        (state, scaling), history = memory.now, memory.history
         room = room_for(history.total, state.capacity, self.numbers.horizon)
         state = kql_resize(self.numbers, state, room)
-        cfg = self._numbers(state)
-        for i in range(count - num_steps, count):
+        cfg = self._policy(state).policy.cfg
+        for i in range(history.num_kept - num_steps, history.num_kept):
             row = {name: history.rows[name][i] for name in Transition._fields}
-            row |= {name: now.scaling.observe(row[name]) for name in ("obs", "next_obs")}
-            row |= {"reward": now.scaling.pay(row["reward"])}
-            state, info = compiled(kql_step)(cfg, state, Transition(**row))
+            row |= {name: scaling.observe(row[name]) for name in ("obs", "next_obs")}
+            moved = Transition(**row | {"reward": scaling.pay(row["reward"])})
+            state, info = compiled(kql_step)(cfg, state, moved)
             if not bool(info.is_stored & info.is_finite):
                 raise FloatingPointError(
-                    "a value of Algorithm 1 is no longer a finite number: give a KQLConfig with a larger "
-                    "lam, or with features (docs/numerics.md)."
+                    "a value of Algorithm 1 is no longer a finite number: give a KQLConfig with a "
+                    "larger lam, or with features (docs/numerics.md)."
                 )
-        return now._replace(state=state)
+        return Learned(state, scaling)
 
     @in_float64
-    def finished(self, now: Learned | None, history: History, ranges: Ranges) -> Fitted:
+    def finished(self, memory: Memory) -> Fitted:
         """The state of now: Algorithm 1 acts by the same values when it is over."""
-        now = self._empty(ranges) if now is None else now
-        policy = Policy.of(self._numbers(now.state, tie_break="first"), now.state)
+        now = memory.now or self._begun(memory.ranges)
+        policy = self._policy(now.state, tie_break="first")
         return Fitted(policy, policy, now.scaling)
 
 

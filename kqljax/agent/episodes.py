@@ -60,6 +60,13 @@ class Evaluation(NamedTuple):
     was_cut: np.ndarray
     max_steps: int | None
 
+    @classmethod
+    def of(cls, played: Sequence[Episode], max_steps: int | None) -> Evaluation:
+        """The numbers of these episodes."""
+        totals, lengths = [each.total for each in played], [len(each.obs) - 1 for each in played]
+        was_cut = [each.was_cut for each in played]
+        return cls(np.array(totals), np.array(lengths), np.array(was_cut), max_steps)
+
     @property
     def mean(self) -> float:
         """Of the returns."""
@@ -79,20 +86,19 @@ class Evaluation(NamedTuple):
 
 @contextmanager
 def opened(given: Any, is_in_use: bool, num_episodes: int) -> Iterator[list[Any]]:
-    """Environments to play in: of that name, a copy of one in use, or the given one; ours are closed."""
+    """Environments to play in: of that name, a copy of one in use, or the given one."""
+    whole_number("num_episodes", num_episodes, 1, "It is the number of episodes.")
     if isinstance(given, str):
         envs = [make_env(given) for _ in range(min(num_episodes, SIDE_BY_SIDE))]
     elif isinstance(check_env(given), gymnasium.vector.VectorEnv):
-        raise ValueError(
-            "evaluate plays in single environments: give env=, a name or one environment."
-        )
+        raise ValueError("evaluate plays in single environments: give env=, a name or one of them.")
     else:
         try:
             envs = [copy.deepcopy(given) if is_in_use else given]
         except Exception as error:
             raise ValueError(
-                f"the environment cannot be copied ({error}), and the agent's own is in the middle of an "
-                "episode: give env=, another environment to play in."
+                f"the environment cannot be copied ({error}), and the agent's own is in the middle "
+                "of an episode: give env=, another environment to play in."
             ) from error
     try:
         yield envs
@@ -103,23 +109,16 @@ def opened(given: Any, is_in_use: bool, num_episodes: int) -> Iterator[list[Any]
 
 
 def limit_of(env: Any, max_steps: int | None) -> int | None:
-    """Steps after which to cut episodes off: what was given, None for a time limit, else MAX_STEPS."""
+    """Steps to cut episodes off at: what was given, None for a time limit, else MAX_STEPS."""
     if max_steps is not None:
-        return whole_number(
-            "max_steps", max_steps, 1, "It is the number of steps that an episode may last."
-        )
+        return whole_number("max_steps", max_steps, 1, "It is the most steps of an episode.")
     return None if getattr(getattr(env, "spec", None), "max_episode_steps", None) else MAX_STEPS
 
 
 def run(
-    agent: Any,
-    envs: Sequence[Any],
-    num_episodes: int,
-    seed: int | None,
-    max_steps: int | None,
-    *,
-    has_frames: bool = False,
-) -> list[Episode]:
+    agent: Any, envs: Sequence[Any], num_episodes: int, seed: int | None, max_steps: int | None,
+    *, has_frames: bool = False,
+) -> list[Episode]:  # fmt: skip
     """Episodes of anything with Stable-Baselines3's `predict`, side by side in these environments.
 
     Args:
@@ -140,17 +139,14 @@ def run(
 def _side_by_side(
     agent: Any, envs: Sequence[Any], seeds: Sequence[int], max_steps: int | None, has_frames: bool
 ) -> list[Episode]:
-    """One episode in each. Those that are over are asked about on, so that batches keep their shape."""
-    count = len(envs)
+    """One episode in each. Those that are over are still asked about: batches keep their shape."""
     obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
     # As copies: an environment may give the same array again and again.
-    seen, frames = (
-        [[np.array(each)] for each in obs],
-        [[env.render()] if has_frames else [] for env in envs],
-    )
-    totals, (terminated, is_over, was_cut) = np.zeros(count), np.zeros((3, count), bool)
+    seen = [[np.array(each)] for each in obs]
+    frames = [[env.render()] if has_frames else [] for env in envs]
+    totals, (terminated, is_over) = np.zeros(len(envs)), np.zeros((2, len(envs)), bool)
     steps = 0
-    while not is_over.all():
+    while not is_over.all() and steps != max_steps:
         actions, _ = agent.predict(np.stack(obs), deterministic=True)
         steps += 1
         for i in np.flatnonzero(~is_over).tolist():
@@ -160,12 +156,8 @@ def _side_by_side(
             is_over[i] = terminated[i] or truncated
             if has_frames:
                 frames[i].append(envs[i].render())
-        if steps == max_steps:
-            was_cut = ~is_over
-            break
-    return [
-        Episode(
-            float(totals[i]), np.array(seen[i]), frames[i], bool(terminated[i]), bool(was_cut[i])
-        )
-        for i in range(count)
-    ]
+    paths = [np.array(path) for path in seen]
+    rows = zip(
+        totals.tolist(), paths, frames, terminated.tolist(), (~is_over).tolist(), strict=True
+    )
+    return [Episode(*row) for row in rows]

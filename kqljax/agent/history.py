@@ -1,4 +1,4 @@
-"""Raw transitions in whole episodes: all of a short run; of a long run the newest, and a sample of older ones."""
+"""Raw transitions in whole episodes: of a long run the newest, and a sample of older ones."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kqljax.agent.loops import Steps
+from kqljax.agent.scaling import Ranges
 
 SIZE = 4096
 """Transitions that are kept, at most."""
 NEWEST = SIZE // 2
 """Of these, the newest, when older ones are left out; the rest are whole older episodes."""
 
-_GIVEN = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
-"""What `Steps` gives of a row."""
-
 
 class History(NamedTuple):
-    """Transitions that are kept. A new object for every change; what an older one holds stays as it is.
+    """Transitions that are kept. A new object for every change: what an older one holds stays.
 
     Attributes:
       rows: name -> array, with room for more than `num_kept` rows: "obs" and "next_obs" `[N, l]`,
         "action", "reward", "terminated", "truncated", "episode", the number of the episode, and
         "is_first", whether it begins here, `[N]`.
       num_kept: rows that are kept.
-      total: transitions that there ever were.
-      episodes: episodes that there ever were.
+      total, episodes: transitions and episodes that there ever were.
       open: `[n]` number of the episode that each environment is in.
       sums, counts: `[n]` return and length of that episode so far.
       returns, lengths: of all episodes that ended.
@@ -53,7 +50,7 @@ class History(NamedTuple):
 
     def begun(self, num_envs: int) -> History:
         """Every environment begins a new episode."""
-        fresh = {"sums": np.zeros(num_envs), "counts": np.zeros(num_envs, np.int64)}
+        fresh: dict[str, Any] = {"sums": np.zeros(num_envs), "counts": np.zeros(num_envs, np.int64)}
         numbers = self.episodes + np.arange(num_envs)
         return self._replace(episodes=self.episodes + num_envs, open=numbers, **fresh)
 
@@ -61,42 +58,35 @@ class History(NamedTuple):
         """With k transitions more, at most one of each environment."""
         more, env = len(steps.reward), steps.env
         kept = self if self.num_kept + more <= SIZE else self._thinned()
-        rows, size = kept.rows, kept.num_kept + more
-        if size > len(rows["reward"]):
-            rows = {name: _grown(column, kept.num_kept, 2 * size) for name, column in rows.items()}
-        new = {name: getattr(steps, name) for name in _GIVEN}
-        new |= {"episode": kept.open[env], "is_first": kept.counts[env] == 0}
-        for name, column in rows.items():
+        size = kept.num_kept + more
+        new = steps._asdict() | {"episode": kept.open[env], "is_first": kept.counts[env] == 0}
+        rows = dict(kept.rows)
+        for name, column in kept.rows.items():
+            if size > len(column):
+                rows[name] = np.resize(column[: kept.num_kept], (2 * size, *column.shape[1:]))
             # Beyond `num_kept` of every object that there is: nobody reads these rows yet.
-            column[kept.num_kept : size] = new[name]
-        is_over = steps.terminated | steps.truncated
-        over, numbers, sums, counts = (
-            env[is_over],
-            kept.open.copy(),
-            kept.sums.copy(),
-            kept.counts.copy(),
-        )
+            rows[name][kept.num_kept : size] = new[name]
+        numbers, sums, counts = kept.open.copy(), kept.sums.copy(), kept.counts.copy()
         sums[env] += steps.reward
         counts[env] += 1
-        returns, lengths = (
-            kept.returns + tuple(sums[over].tolist()),
-            kept.lengths + tuple(counts[over].tolist()),
-        )
+        over = env[steps.terminated | steps.truncated]
+        ended = tuple(sums[over].tolist()), tuple(counts[over].tolist())
         numbers[over] = kept.episodes + np.arange(len(over))
         sums[over], counts[over] = 0.0, 0
-        episodes = kept.episodes + len(over)
         return History(
-            rows, size, kept.total + more, episodes, numbers, sums, counts, returns, lengths
+            *(rows, size, kept.total + more, kept.episodes + len(over), numbers, sums, counts),
+            returns=kept.returns + ended[0],
+            lengths=kept.lengths + ended[1],
         )
 
     def _thinned(self) -> History:
         """The newest NEWEST rows and whole older episodes, to three quarters of SIZE in all.
 
-        Each episode has a number drawn once; those with the lowest stay. So every older episode has the
-        same chance, however often others were left out since. One that is not over yet, or only in the
-        newest rows, is counted by its older rows: it stays whole or loses its beginning, and what has
-        lost its beginning does not stay when it is old. Neither does one that is longer than the room
-        for all of them.
+        Each episode has a number drawn once; those with the lowest stay. So every older episode has
+        the same chance, however often others were left out since. One that is not over yet, or only
+        in the newest rows, is counted by its older rows: it stays whole or loses its beginning, and
+        what has lost its beginning does not stay when it is old. Neither does one that is longer
+        than the room for all of them.
         """
         rows = self.trimmed().rows
         episode, room = rows["episode"], 3 * SIZE // 4 - NEWEST
@@ -115,7 +105,7 @@ class History(NamedTuple):
         return self._replace(rows=rows)
 
     def ordered(self) -> dict[str, np.ndarray]:
-        """Name -> array of the rows that are kept, episode after episode, and "is_last" `[N]`.
+        """The rows that are kept, episode after episode, and "is_last" `[N]`.
 
         An episode that is still under way has no last row, unless its environment was reset since.
         """
@@ -128,7 +118,21 @@ class History(NamedTuple):
         return found | {"is_last": ends & is_over}
 
 
-def _grown(column: np.ndarray, count: int, size: int) -> np.ndarray:
-    return np.concatenate(
-        [column[:count], np.zeros((size - count, *column.shape[1:]), column.dtype)]
-    )
+class Memory(NamedTuple):
+    """What was learned; replaced whole after a step, so that an interruption finds old or new.
+
+    Attributes:
+      history: raw transitions.
+      ranges: bounds of observations and rewards.
+      now: what the learner holds between two steps; None before the first.
+    """
+
+    history: History
+    ranges: Ranges
+    now: Any
+
+    def added(self, steps: Steps) -> Memory:
+        """With k transitions more, in ranges that cover them."""
+        seen = np.concatenate([steps.next_obs, steps.now])
+        ranges = self.ranges.covering(seen, steps.reward)
+        return self._replace(history=self.history.added(steps), ranges=ranges)

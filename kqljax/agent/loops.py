@@ -37,8 +37,8 @@ class Loop:
     """Starts new episodes itself, and gives the true successor also where an episode is over.
 
     A vector may start episodes in any of gymnasium's three ways: at the next step, whose made-up
-    transition is left out; in the same step, with the true successor in `info["final_obs"]`; or not at
-    all, and then it is reset here, as a single environment is.
+    transition is left out; in the same step, with the true successor in `info["final_obs"]`; or not
+    at all, and then it is reset here, as a single environment is.
 
     Attributes:
       num_envs: n.
@@ -68,10 +68,8 @@ class Loop:
         taken = self._actions[action if self._is_vector else action[0]]
         raw, reward, terminated, truncated, info = self._env.step(taken)
         before, moved, after = self._now, self.is_moved, self._vectors(raw)
-        reward = np.array(reward, np.float64).reshape(self.num_envs)
-        terminated, truncated = (
-            np.array(each, bool).reshape(self.num_envs) for each in (terminated, truncated)
-        )
+        reward = np.reshape(np.array(reward, np.float64), self.num_envs)
+        terminated, truncated = np.reshape(np.array([terminated, truncated], bool), (2, -1))
         over, reached, self._now = terminated | truncated, after, after
         if np.any(over) and self._mode == "SameStep":
             reached = after.copy()
@@ -95,13 +93,12 @@ class Loop:
 
 
 def _autoreset_mode(env: Any) -> str:
-    # gymnasium's vectors share one dict of metadata with every other vector of the same environment,
-    # whatever its mode: their own word comes first. gymnasium 1.0 has neither, and only NextStep.
-    mode = getattr(env.unwrapped, "autoreset_mode", None)
-    mode = mode or env.metadata.get("autoreset_mode", "NextStep")
+    # gymnasium's vectors share one dict of metadata with all other vectors of the environment, of
+    # whatever mode: their own word comes first. gymnasium 1.0 has neither, and only NextStep.
+    mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode", "NextStep"))
     name = str(getattr(mode, "value", mode))
     if name not in ("NextStep", "SameStep", "Disabled"):
         raise ValueError(
-            f"unknown autoreset_mode {mode!r}: expected a gymnasium.vector.AutoresetMode."
+            f"unknown autoreset_mode {mode!r}: expected gymnasium.vector.AutoresetMode."
         )
     return name

@@ -1,9 +1,9 @@
 """Observations to [-1, 1] and rewards to [0, 1], from known bounds or from a running estimate.
 
-The running estimate covers everything seen so far. An end that has to move goes beyond what was seen, so
-that it moves only a few times: for observations by half of the range seen, for rewards (whose range holds
-0 always, the reward after an end) to one and a half times its last value, or exactly to the first reward
-beyond 0. Moved ends count from the next fit on.
+The estimate covers everything seen so far. An end that has to move goes beyond what was seen, so
+that it moves only a few times: for observations by half of the range seen, for rewards (whose range
+holds 0, the reward after an end) to one and a half times its last value, or exactly to the first
+reward beyond 0. Moved ends count from the next fit on.
 """
 
 from __future__ import annotations
@@ -43,14 +43,18 @@ class Scaling(NamedTuple):
 
     @property
     def end_value(self) -> float:
-        """The normalised reward of an environment that pays 0, as it does after an end; in [0, 1]."""
+        """The normalised reward of an environment that pays 0, as it does after an end."""
+        self.check_end()
+        return float(self.pay(0.0))
+
+    def check_end(self) -> None:
+        """Raises ValueError where the range of the rewards has no 0."""
         if not self.reward_low <= 0 <= self.reward_high:
             raise ValueError(
-                f"the rewards run from {self.reward_low:g} to {self.reward_high:g}, so an end that pays 0 "
-                "for ever has no place in them: give end_value=, in [0, 1], what an end is worth as a "
-                "share of the largest value."
+                f"the rewards run from {self.reward_low:g} to {self.reward_high:g}, so an end that "
+                "pays 0 for ever has no place in them: give end_value=, in [0, 1], what an end is "
+                "worth as a share of the largest value."
             )
-        return float(self.pay(0.0))
 
 
 class Ranges(NamedTuple):
@@ -86,46 +90,40 @@ class Ranges(NamedTuple):
     def covering(self, obs: np.ndarray, rewards: np.ndarray) -> Ranges:
         """With ends moved so that observations `[k, l]` and rewards `[k]` lie within.
 
-        Raises ValueError where a number is not finite, or a reward is out of the range that was stated.
+        Raises ValueError where a number is not finite, or a reward is out of the stated range.
         """
         for what, values in (("an observation", obs), ("a reward", rewards)):
             if not np.all(np.isfinite(values)):
-                raise ValueError(
-                    f"the environment gave {what} that is not a finite number. Look into the environment."
-                )
-        found = self
-        least, most = np.minimum(obs.min(axis=0), self.low), np.maximum(obs.max(axis=0), self.high)
+                words = "that is not a finite number. Look into the environment."
+                raise ValueError(f"the environment gave {what} {words}")
+        low, high = np.minimum(obs.min(axis=0), self.low), np.maximum(obs.max(axis=0), self.high)
         under, over = (
-            (least < self.low) & ~self.is_low_fixed,
-            (most > self.high) & ~self.is_high_fixed,
+            (low < self.low) & ~self.is_low_fixed,
+            (high > self.high) & ~self.is_high_fixed,
         )
+        found = self
         if np.any(under | over):
-            margin = (most - least) / 2
-            low, high = (
-                np.where(under, least - margin, self.low),
-                np.where(over, most + margin, self.high),
-            )
-            found = self._replace(low=low, high=high)
-        lowest, highest = min([self.reward_low, *rewards]), max([self.reward_high, *rewards])
-        slack = _SLACK * (self.reward_high - self.reward_low)
-        is_below, is_above = lowest < self.reward_low - slack, highest > self.reward_high + slack
+            margin = (high - low) / 2
+            low = np.where(under, low - margin, self.low)
+            found = self._replace(low=low, high=np.where(over, high + margin, self.high))
+        before = self.reward_low, self.reward_high
+        least, most = min([before[0], *rewards]), max([before[1], *rewards])
+        slack = _SLACK * (before[1] - before[0])
+        is_below, is_above = least < before[0] - slack, most > before[1] + slack
         if not (is_below or is_above):
             return found
         if self.is_reward_fixed:
             raise ValueError(
-                f"the environment paid {lowest if is_below else highest:g}, which is out of reward_range="
-                f"({self.reward_low:g}, {self.reward_high:g}). Give a range that holds every reward, such as "
-                f"reward_range=({lowest:g}, {highest:g}), or reward_range='estimate' to have it estimated."
+                f"the environment paid {least if is_below else most:g}, which is out of "
+                f"reward_range=({before[0]:g}, {before[1]:g}). Give a range that holds every reward, "
+                f"such as reward_range=({least:g}, {most:g}), or 'estimate' to have it estimated."
             )
-        return found._replace(
-            reward_low=float(min(lowest, 1.5 * self.reward_low) if is_below else self.reward_low),
-            reward_high=float(
-                max(highest, 1.5 * self.reward_high) if is_above else self.reward_high
-            ),
-        )
+        least = float(min(least, 1.5 * before[0])) if is_below else before[0]
+        most = float(max(most, 1.5 * before[1])) if is_above else before[1]
+        return found._replace(reward_low=least, reward_high=most)
 
     def scaling(self) -> Scaling:
-        """The maps; where nothing is known, or all that was seen is one value, 1 to either side of it."""
+        """The maps; where nothing is known, or only one value was seen, 1 to either side of it."""
         is_known = np.isfinite(self.low) & np.isfinite(self.high)
         low, high = np.where(is_known, self.low, 0.0), np.where(is_known, self.high, 0.0)
         middle, has_width = (low + high) / 2, low < high
@@ -139,13 +137,11 @@ def check_obs_bounds(given: Any, obs_dim: int) -> tuple[np.ndarray, np.ndarray]:
     try:
         low, high = (np.broadcast_to(np.asarray(end, np.float64), (obs_dim,)) for end in given)
     except (TypeError, ValueError):
+        low = high = np.zeros(0)
+    if not (low.size and np.all(low < high)):
         raise ValueError(
-            f"obs_bounds must be (low, high), two vectors of length {obs_dim} or two numbers, got "
-            f"{describe(given)}."
-        ) from None
-    if not np.all(low < high):
-        raise ValueError(
-            f"obs_bounds must have low below high everywhere, got {low.tolist()} and {high.tolist()}."
+            f"obs_bounds must be (low, high), two numbers or two vectors of length {obs_dim}, with "
+            f"low below high everywhere, got {describe(given)}."
         )
     return low, high
 
@@ -154,10 +150,7 @@ def check_reward_range(given: Any) -> tuple[float, float] | None:
     """`reward_range=` as two numbers; None where it shall be estimated."""
     if isinstance(given, str) and given == "estimate":
         return None
-    try:
-        low, high = (float(end) for end in given)
-    except (TypeError, ValueError):
-        low, high = math.nan, math.nan
+    low, high = (_number(end) for end in given) if np.shape(given) == (2,) else (math.nan, math.nan)
     if not -math.inf < low < high < math.inf:
         raise ValueError(
             "reward_range must be (lowest, highest) with lowest < highest, or 'estimate', got "
@@ -168,15 +161,16 @@ def check_reward_range(given: Any) -> tuple[float, float] | None:
 
 def check_end_value(given: Any) -> float | None:
     """`end_value=` as a number in [0, 1], or None."""
-    if given is None:
-        return None
-    try:
-        value = float(given)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 <= value <= 1:
+    if given is not None and not 0 <= _number(given) <= 1:
         raise ValueError(
-            "end_value must be in [0, 1], what an end is worth as a share of the largest value "
-            f"1 / (1 - gamma), got {describe(given)}."
+            "end_value must be in [0, 1], what an end is worth as a share of the largest value, "
+            f"got {describe(given)}."
         )
-    return value
+    return None if given is None else float(given)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
