@@ -94,13 +94,12 @@ class Programs:
 
         def both(key: Any) -> Any:
             train_key, eval_key = jax.random.split(key)
-            run = rounds.train(train_key, task, size.recipe, num_steps=size.steps)
-            is_finite = run.log.rounds.is_finite.all() & (run.log.action >= 0).all()
-            return rounds.evaluate(eval_key, task, run.policy, num_episodes=size.episodes).mean(), is_finite
+            run = kqljax.train(train_key, task, size.recipe, num_steps=size.steps)
+            return kqljax.evaluate(eval_key, task, run, num_episodes=size.episodes).mean(), run.is_sound
 
         def train(key: Any) -> Any:
-            run = rounds.train(jax.random.split(key)[0], task, size.recipe, num_steps=size.steps)
-            return run.transitions, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(run.policy))
+            run = kqljax.train(jax.random.split(key)[0], task, size.recipe, num_steps=size.steps)
+            return run.state.transitions, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(run.policy))
 
         start = time.perf_counter()
         self.both = compiled(both, self.keys)
@@ -160,7 +159,7 @@ def run_our_dqn(steps: int, episodes: int) -> dict:
     compile_seconds = time.perf_counter() - start
     jax.block_until_ready(program(jax.random.key(1)))
     seconds, policy = clock(program, jax.random.key(DQN_SEED))
-    mean = float(rounds.evaluate(jax.random.key(FIRST_SEED), task, policy, episodes).mean())
+    mean = float(kqljax.evaluate(jax.random.key(FIRST_SEED), task, policy, episodes).mean())
     return {"seconds": seconds, "compile_seconds": compile_seconds, "return": mean}
 
 

@@ -17,7 +17,6 @@ from kovi_learner import make_kovi
 from tqdm import tqdm
 
 import kqljax
-from kqljax import rounds
 from kqljax.baselines import train
 from kqljax.report import summarise
 
@@ -25,7 +24,7 @@ from kqljax.report import summarise
 def run(key, task, learner, num_steps, num_episodes):
     train_key, eval_key = jax.random.split(key)
     trained = train(train_key, task, learner, num_steps)
-    returns = rounds.evaluate(eval_key, task, trained.policy, num_episodes)
+    returns = kqljax.evaluate(eval_key, task, trained, num_episodes)
     is_sound = trained.is_sound & trained.log.info.is_stored.all()
     return returns.mean(), trained.log.terminated.sum(), is_sound
 

@@ -2,7 +2,7 @@
 
     mdp = chain(8)
     best = solve_tabular(mdp.transition, mdp.reward, gamma=0.9)
-    run = kqljax.train(mdp.task(), mdp.task().config(mdp.kernel(), horizon=500, gamma=0.9), key)
+    run = kqljax.train(key, mdp.task(), mdp.task().config(mdp.kernel(), horizon=500, gamma=0.9), 500)
 
 No episode ends. An observation is the one-hot vector of the state; kernels read features from it.
 """

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 import kqljax
-from kqljax.files import replace_file
+from kqljax.io import replace_file
 
 Document = dict[str, Any]
 

@@ -32,6 +32,7 @@ import kqljax
 from kqljax import features, theory
 from kqljax.baselines import train
 from kqljax.report import summarise
+from kqljax.training import EveryStep
 
 RESULTS = Path(__file__).parent / "results"
 GAMMA = 0.9
@@ -51,9 +52,9 @@ def config(mdp: MDP, learner: str, horizon: int) -> kqljax.KQLConfig:
     assumed = assumptions(mdp, horizon)
     beta = {"kql": float(theory.confidence_width(assumed)), "kql-paper": None, "kql-greedy": 0.0}[learner]
     kernel = mdp.kernel()
-    table = features.dictionary(kernel, np.eye(mdp.num_states), mdp.num_actions)
+    table = features.nystrom(kernel, np.eye(mdp.num_states), mdp.num_actions)
     return kqljax.KQLConfig(
-        kernel=kernel, num_actions=mdp.num_actions, horizon=horizon, gamma=GAMMA, beta=beta, features=table, tie_break="random"
+        kernel=kernel, num_actions=mdp.num_actions, horizon=horizon, gamma=GAMMA, beta=beta, engine=kqljax.Weights(table), tie_break="random"
     )
 
 
@@ -62,7 +63,7 @@ def run_kql(task, cfg, best, keys, horizon):
     """Cumulative regret `[seeds, T]`; seeds differ by how ties are broken."""
 
     def one(key):
-        run = kqljax.train(task, cfg, key, horizon, stages=1)  # a step is cheap at any capacity; stages cost compile time
+        run = kqljax.train(key, task, EveryStep(cfg, 1), horizon)  # a step is cheap at any capacity; stages cost compile time
         # Row t of the table is the state reached at step t; the run starts on the left.
         reached = jnp.argmax(run.state.table.obs, axis=1)
         visited = jnp.concatenate([jnp.zeros((1,), reached.dtype), reached[:-1]])

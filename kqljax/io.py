@@ -115,7 +115,7 @@ def save_state(path: StrPath, cfg: Any, state: Any) -> Path:
       >>> state = kqljax.kql_init(cfg, obs_dim=3)
       >>> with tempfile.TemporaryDirectory() as directory:
       ...     path = kqljax.save_state(os.path.join(directory, "state.npz"), cfg, state)
-      ...     kqljax.load_state(path, cfg).q_tilde.shape
+      ...     kqljax.load_state(path, cfg).q_hat.shape
       (5, 2)
     """
     if not (hasattr(cfg, "kernel") and hasattr(state, "posterior")):

@@ -58,6 +58,20 @@ class TaskStep(NamedTuple):
     truncated: Array
 
 
+class Draws(NamedTuple):
+    """The random numbers of a step.
+
+    Attributes:
+      key: for the environment.
+      obs: raw first observation of the next episode, should this one end.
+      env_state: the environment's state there.
+    """
+
+    key: Array
+    obs: Any
+    env_state: Any
+
+
 @functools.partial(register, static=("name", "env", "num_actions", "max_steps", "clips", "eta"))
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -132,10 +146,54 @@ class Task:
             truncated=jnp.asarray(truncated, bool) & ~jnp.asarray(terminated, bool),
         )
 
+    def draw(self, key: Array) -> Draws:
+        """The random numbers of a step, for `step_drawn`: those that `step` draws from this key.
+
+        A loop that draws them all before it begins launches some ten kernels less a step.
+        """
+        step_key, reset_key = jax.random.split(key)
+        if not self._is_open:
+            return Draws(key, (), ())
+        return Draws(step_key, *self.env.reset_env(reset_key, self.params))
+
+    def step_drawn(self, draws: Draws, env_state: Any, action: Array) -> TaskStep:
+        """`step` with random numbers that were drawn before."""
+        if not self._is_open:
+            return self.step(draws.key, env_state, action)
+        dtype = jnp.zeros(()).dtype
+        raw_obs, moved, raw, terminated, _ = self.env.step_env(
+            draws.key, env_state, self._raw_action(action), self.params
+        )
+        truncated = self.env.is_truncated(moved, self.params) & ~terminated
+        is_over = terminated | truncated
+        start, moved = (
+            jax.tree.map(lambda new, old: jnp.asarray(new, jnp.asarray(old).dtype), tree, env_state)
+            for tree in (draws.env_state, moved)
+        )
+        next_obs, raw = self.normalise(raw_obs), jnp.asarray(raw, dtype)
+        return TaskStep(
+            obs=jnp.where(is_over, self.normalise(draws.obs), next_obs),
+            env_state=jax.tree.map(lambda new, old: jnp.where(is_over, new, old), start, moved),
+            next_obs=next_obs,
+            reward=self.unit_reward(raw),
+            raw_reward=raw,
+            terminated=jnp.asarray(terminated, bool),
+            truncated=jnp.asarray(truncated, bool),
+        )
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether a step is gymnax's own: a wrapper or an environment with another `step` keeps it."""
+        methods = (getattr(type(self.env), name, None) for name in ("step", "reset"))
+        return all(getattr(each, "__module__", "") == "gymnax.environments.environment" for each in methods)
+
+    def _raw_action(self, action: Array) -> Array:
+        if self.actions is None:
+            return action
+        return jnp.asarray(self.actions, jnp.zeros(()).dtype)[action]
+
     def _raw_step(self, key: Array, env_state: Any, action: Array) -> Any:
-        if self.actions is not None:
-            action = jnp.asarray(self.actions, jnp.zeros(()).dtype)[action]
-        return self.env.step(key, env_state, action, self.params)
+        return self.env.step(key, env_state, self._raw_action(action), self.params)
 
     def _stable(self, key: Array, env_state: Any) -> Any:
         """The state with the dtypes that a step gives it, so that it can be carried through a scan."""
@@ -315,3 +373,81 @@ def make_task(name: str) -> Task:
     preset = TASKS[name]
     given = {field: getattr(preset, field) for field in ("reward_range", "obs_bounds", "actions", "clips", "max_steps", "eta")}
     return Task.wrap(_env(preset.like or name), name=name, **given)
+
+
+# States that an agent may come to see -------------------------------------------------------------
+
+
+def sample_states(task: Task, seed: int = 0, *, rounds: int = 32) -> np.ndarray:
+    """Normalised states `[N, l]` of a task, far and wide: what an agent that explores may come to see.
+
+    Random actions are held for random times, from the start of an episode at first. Each further
+    round goes on from those of the states reached so far that lie farthest apart, so that swings
+    grow and velocities add up as under a policy that seeks them.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> states = kqljax.tasks.sample_states(task, rounds=1)
+      >>> states.shape[1], bool(np.all(np.abs(states) <= 1))
+      (2, True)
+    """
+    chains, length, frontier = 64, 32, 48
+    begin_key, *keys = jax.random.split(jax.random.key(seed), rounds + 1)
+
+    # Three small programs of fixed shapes: what is slow here is compiling.
+    @jax.jit
+    def begin(key: Array) -> Any:
+        return jax.vmap(task.reset)(jax.random.split(key, chains))
+
+    @jax.jit
+    def explore(key: Array, starts: Any) -> Any:
+        runs = jax.vmap(lambda key, start: _held_actions(task, key, start, length))(
+            jax.random.split(key, chains), starts
+        )
+        return jax.tree.map(lambda leaf: leaf.reshape(chains * length, *leaf.shape[2:]), runs)
+
+    @jax.jit
+    def choose(pool: Any, states: Any, far: Array) -> Any:
+        return jax.tree.map(lambda old, new: jnp.concatenate([old, new])[far], pool, states)
+
+    obs, fresh = begin(begin_key)
+    pool_obs, pool = np.asarray(obs)[:frontier], jax.tree.map(lambda leaf: leaf[:frontier], fresh)
+    seen = [np.asarray(obs)]
+    for key in keys:
+        # Three quarters go on from the frontier, the others start afresh.
+        starts = jax.tree.map(lambda far, new: jnp.concatenate([far, new[frontier:]]), pool, fresh)
+        reached, obs, states = explore(key, starts)
+        seen.append(np.asarray(reached))
+        pool_obs = np.concatenate([pool_obs, np.asarray(obs)])
+        far = _far_apart(pool_obs, frontier)
+        pool_obs, pool = pool_obs[far], choose(pool, states, far)
+    return np.concatenate(seen).astype(np.float64)
+
+
+def _held_actions(task: Task, key: Array, env_state: Any, length: int) -> Any:
+    """Random actions held for random times: `[length, l]` states reached, and states to go on from."""
+    hold_key, first_key, run_key = jax.random.split(key, 3)
+    # Mean times from one step to half of what an episode lasts, at most 50.
+    longest = max(1.0, min(50.0, task.max_steps / 2))
+    keep = 1.0 - 1.0 / jnp.exp(jax.random.uniform(hold_key) * jnp.log(longest))
+
+    def body(carry: Any, key: Array) -> Any:
+        env_state, action = carry
+        keep_key, act_key, env_key = jax.random.split(key, 3)
+        drawn = jax.random.randint(act_key, (), 0, task.num_actions)
+        action = jnp.where(jax.random.uniform(keep_key) < keep, action, drawn)
+        step = task.step(env_key, env_state, action)
+        return (step.env_state, action), (step.next_obs, step.obs, step.env_state)
+
+    first = jax.random.randint(first_key, (), 0, task.num_actions)
+    return jax.lax.scan(body, (env_state, first), jax.random.split(run_key, length))[1]
+
+
+def _far_apart(points: np.ndarray, count: int) -> np.ndarray:
+    """Indices of `count` points, each the farthest from those before it."""
+    chosen = [int(np.argmax(np.sum((points - points.mean(axis=0)) ** 2, axis=1)))]
+    nearest = np.full(len(points), np.inf)
+    while len(chosen) < min(count, len(points)):
+        nearest = np.minimum(nearest, np.sum((points - points[chosen[-1]]) ** 2, axis=1))
+        chosen.append(int(nearest.argmax()))
+    return np.array(chosen)

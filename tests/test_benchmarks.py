@@ -17,8 +17,6 @@ import scaling
 import step_time
 from numpy_kql import NumpyKQL
 
-from kqljax.report import records
-
 
 def test_step_time(capsys):
     step_time.main(["--smoke"])

@@ -38,7 +38,7 @@ def draw_pairs(seed):
 @jax.jit
 def _gram(kernel, obs, actions):
     pairs = kqljax.Pair(obs, jnp.eye(ACTIONS)[actions])
-    return kqljax.kernels.gram(kernel, pairs, pairs)
+    return kernel.matrix(pairs, pairs)
 
 
 def gram_matrix(kernel, obs, actions):

@@ -70,7 +70,7 @@ def test_the_mdp(mdp):
         jnp.repeat(jnp.eye(mdp.num_states), mdp.num_actions, 0),
         jnp.tile(jnp.eye(mdp.num_actions), (mdp.num_states, 1)),
     )
-    kernel = kqljax.kernels.gram(mdp.kernel(), pairs, pairs)
+    kernel = mdp.kernel().matrix(pairs, pairs)
     np.testing.assert_allclose(kernel, phi @ phi.T, atol=1e-12)
 
 

@@ -158,11 +158,11 @@ class DQNInfo(NamedTuple):
 
     Attributes:
       loss: `[]` mean over the gradient steps; 0 before learning starts.
-      is_finite: `[]` bool, the loss is finite.
+      is_sound: `[]` bool, the loss is finite.
     """
 
     loss: Array
-    is_finite: Array
+    is_sound: Array
 
 
 _COUNTS = ("buffer_size", "batch_size", "gradient_steps", "target_update_interval")
@@ -249,22 +249,19 @@ class DQN:
         start, steps = jnp.zeros((), jnp.int32), jnp.asarray(capacity, jnp.int32)
         return DQNState(DQNPolicy(network, params, units), params, opt_state, replay, start, steps)
 
-    def resize(self, state: DQNState, capacity: int) -> DQNState:
-        return state
-
-    def act(self, key: Array, state: DQNState, obs: Array) -> Array:
+    def act(self, key: Array, state: DQNState, obs: Array) -> tuple[Array, DQNState]:
         """The action `[]` at one observation `[l]`: random with probability epsilon."""
         draw_key, explore_key = jax.random.split(key)
         is_random = jax.random.uniform(draw_key, dtype=jnp.float32) < self.epsilon(state)
         is_random |= state.step < self.learning_starts
         num_actions = state.policy.network.num_actions
         drawn = jax.random.randint(explore_key, (), 0, num_actions, jnp.int32)
-        # A network that has diverged acts at random; `is_finite` says so.
+        # A network that has diverged acts at random; `is_sound` says so.
         greedy, _ = state.policy.act(key, (), obs)
-        return jnp.where(is_random | (greedy < 0), drawn, greedy)
+        return jnp.where(is_random | (greedy < 0), drawn, greedy), state
 
     def observe(
-        self, key: Array, state: DQNState, transition: Transition, obs: Array
+        self, key: Array, state: DQNState, transition: Transition, truncated: Array, obs: Array
     ) -> tuple[DQNState, Array, DQNInfo]:
         """Stores a transition and learns; the state, the action at `obs` and diagnostics."""
         learn_key, act_key = jax.random.split(key)
@@ -295,9 +292,9 @@ class DQN:
             state,
         )
         state = state._replace(step=state.step + 1)
-        return state, self.act(act_key, state, obs), DQNInfo(loss, jnp.isfinite(loss))
+        return state, self.act(act_key, state, obs)[0], DQNInfo(loss, jnp.isfinite(loss))
 
-    def policy(self, state: DQNState) -> DQNPolicy:
+    def policy(self, state: DQNState, is_end: bool) -> DQNPolicy:
         return state.policy
 
     # Its parts ---------------------------------------------------------------------------------

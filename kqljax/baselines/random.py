@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,16 +34,6 @@ class RandomPolicy:
         return jax.random.randint(key, obs.shape[:-1], 0, self.num_actions, jnp.int32), memory
 
 
-class Info(NamedTuple):
-    """Diagnostics of a step.
-
-    Attributes:
-      is_finite: `[]` bool, True.
-    """
-
-    is_finite: Array
-
-
 @register
 @dataclasses.dataclass(frozen=True)
 class Random:
@@ -55,16 +45,13 @@ class Random:
     def begin(self, key: Array, task: Task, capacity: int, dtype: Any) -> RandomPolicy:
         return RandomPolicy(jnp.asarray(task.num_actions, jnp.int32))
 
-    def resize(self, state: RandomPolicy, capacity: int) -> RandomPolicy:
-        return state
-
-    def act(self, key: Array, state: RandomPolicy, obs: Array) -> Array:
-        return state.act(key, (), obs)[0]
+    def act(self, key: Array, state: RandomPolicy, obs: Array) -> tuple[Array, RandomPolicy]:
+        return state.act(key, (), obs)[0], state
 
     def observe(
-        self, key: Array, state: RandomPolicy, transition: Any, obs: Array
-    ) -> tuple[RandomPolicy, Array, Info]:
-        return state, self.act(key, state, obs), Info(jnp.ones((), bool))
+        self, key: Array, state: RandomPolicy, transition: Any, truncated: Array, obs: Array
+    ) -> tuple[RandomPolicy, Array, tuple[()]]:
+        return state, self.act(key, state, obs)[0], ()
 
-    def policy(self, state: RandomPolicy) -> RandomPolicy:
+    def policy(self, state: RandomPolicy, is_end: bool) -> RandomPolicy:
         return state

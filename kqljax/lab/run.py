@@ -7,7 +7,6 @@ and only what is missing is run: after an interruption, after more seeds or sett
 from __future__ import annotations
 
 import csv
-import dataclasses
 import hashlib
 import io as text_io
 import os

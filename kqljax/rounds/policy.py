@@ -53,7 +53,7 @@ class Policy:
     Examples:
       >>> from kqljax import rounds
       >>> task = kqljax.make_task("MountainCar-v0")
-      >>> policy = jax.jit(lambda key: rounds.train(key, task, rounds.DEFAULT, 40).policy)(jax.random.key(0))
+      >>> policy = jax.jit(lambda key: kqljax.train(key, task, rounds.DEFAULT, 40).policy)(jax.random.key(0))
       >>> memory = policy.begin(jax.random.key(1))
       >>> action, memory = policy.act(jax.random.key(2), memory, jnp.array([0.0, 0.1]))
       >>> action.shape, policy.values(jnp.array([0.0, 0.1])).mean.shape
@@ -86,6 +86,10 @@ class Policy:
         )
         found = Values(jnp.mean(members, axis=0), jnp.std(members, axis=0), promised(rows))
         return found if obs.ndim == 2 else jax.tree.map(lambda leaf: leaf[0], found)
+
+    def for_acting(self) -> Policy:
+        """The policy in float32: enough for acting, and faster."""
+        return self.astype(jnp.float32)
 
     def astype(self, dtype: Any) -> Policy:
         """The policy in another dtype: float32 is enough for acting, and faster."""

@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from kqljax.errors import describe, first_bad, is_known
 from kqljax.pytrees import register
+from kqljax.state import Transition
 
 Array = jax.Array
 
@@ -146,6 +148,35 @@ class Transitions:
         )
         made.validate()
         return made
+
+    def append(self, transition: Transition, truncated: Array) -> Transitions:
+        """With one more row. The first and those after a `is_last` row begin an episode.
+
+        Examples:
+          >>> from kqljax import rounds
+          >>> obs = jnp.array([0.1, -0.2])
+          >>> moved = kqljax.Transition(obs, 2, 0.5, obs, False)
+          >>> int(rounds.Transitions.empty(10, 2, 3).append(moved, False).count)
+          1
+        """
+        at = self.count
+        before = lax.dynamic_index_in_dim(self.is_last, jnp.maximum(at - 1, 0), 0, keepdims=False)
+        terminated = jnp.asarray(transition.terminated, bool)
+        row = {
+            "obs": transition.obs,
+            "action": jnp.maximum(transition.action, 0),
+            "reward": transition.reward,
+            "next_obs": transition.next_obs,
+            "discount": jnp.where(terminated, 0.0, 1.0),
+            "is_first": (at == 0) | before,
+            "is_last": terminated | truncated,
+        }
+
+        def put(column: Array, value: Any) -> Array:
+            return lax.dynamic_update_index_in_dim(column, jnp.asarray(value, column.dtype), at, 0)
+
+        columns: dict[str, Any] = {name: put(getattr(self, name), row[name]) for name in row}
+        return dataclasses.replace(self, count=at + 1, **columns)
 
     def validate(self) -> None:
         """Raises ValueError for values that no fit can use. Values are looked at outside of jit only."""

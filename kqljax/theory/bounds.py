@@ -51,7 +51,9 @@ def shape_of(kernel: Kernel, obs_dim: int, num_actions: int) -> Shape | None:
     if isinstance(kernel, Linear):
         return Shape(obs_dim + num_actions, None)
     if isinstance(kernel, RBF):
-        return Shape(obs_dim + num_actions - 1, kernel.eta * (obs_dim + 1 - 1 / num_actions))
+        # With an eta for each coordinate: the kernel of the largest, on a smaller box.
+        eta = kernel.eta if jnp.ndim(kernel.eta) == 0 else jnp.max(kernel.eta)
+        return Shape(obs_dim + num_actions - 1, eta * (obs_dim + 1 - 1 / num_actions))
     return None
 
 

@@ -26,9 +26,9 @@ from kqljax import regression
 from kqljax.arrays import dot, in_dtype
 from kqljax.checks import check_positive
 from kqljax.config import KQLConfig
+from kqljax.engines.exact import ExactPosterior
 from kqljax.errors import describe, is_known
-from kqljax.kernels import Kernel, Pair, gram
-from kqljax.posterior.gram import GramPosterior
+from kqljax.kernels import Kernel, Pair
 from kqljax.state import KQLInfo, KQLState
 
 Array = jax.Array
@@ -88,15 +88,15 @@ def state_dimensions(cfg: KQLConfig, state: KQLState) -> Dimensions:
     Examples:
       >>> task = kqljax.make_task("MountainCar-v0")
       >>> cfg = task.config(horizon=20)
-      >>> run = jax.jit(kqljax.train)(task, cfg, jax.random.key(0))
+      >>> train = jax.jit(lambda key: kqljax.train(key, task, cfg, 20))
+      >>> run = train(jax.random.key(0))
       >>> bool(theory.state_dimensions(cfg, run.state).effective < 20)
       True
     """
-    if isinstance(state.posterior, GramPosterior):
+    if isinstance(state.posterior, ExactPosterior):
         over_time = dimensions_over_time(cfg, state)
         return Dimensions(over_time.effective[-1], over_time.pseudo[-1])
-    assert cfg.features is not None
-    return _in_float64(_of_features, cfg.features.root, *_stored(state), cfg.lam)
+    return _in_float64(_of_features, cfg.engine.features.root, *_stored(cfg, state), cfg.lam)
 
 
 def dimensions_over_time(cfg: KQLConfig, state: KQLState) -> Dimensions:
@@ -107,17 +107,18 @@ def dimensions_over_time(cfg: KQLConfig, state: KQLState) -> Dimensions:
     Examples:
       >>> task = kqljax.make_task("MountainCar-v0")
       >>> cfg = task.config(horizon=20)
-      >>> run = jax.jit(kqljax.train)(task, cfg, jax.random.key(0))
+      >>> train = jax.jit(lambda key: kqljax.train(key, task, cfg, 20))
+      >>> run = train(jax.random.key(0))
       >>> theory.dimensions_over_time(cfg, run.state).effective.shape
       (20,)
     """
-    if not isinstance(state.posterior, GramPosterior):
+    if not isinstance(state.posterior, ExactPosterior):
         raise ValueError(
             "dimensions_over_time reads the pairs that the exact engine stores; the state has "
             "features. state_dimensions gives their last values, pseudo_dimension_over_time the "
             "pseudo dimension of every step."
         )
-    return _in_float64(_of_prefixes, cfg.kernel, *_stored(state), cfg.lam)
+    return _in_float64(_of_prefixes, cfg.kernel, *_stored(cfg, state), cfg.lam)
 
 
 def pseudo_dimension_over_time(info: KQLInfo) -> Array:
@@ -128,22 +129,22 @@ def pseudo_dimension_over_time(info: KQLInfo) -> Array:
 
     Examples:
       >>> task = kqljax.make_task("MountainCar-v0")
-      >>> run = jax.jit(kqljax.train)(task, task.config(horizon=20), jax.random.key(0))
+      >>> cfg = task.config(horizon=20)
+      >>> run = jax.jit(lambda key: kqljax.train(key, task, cfg, 20))(jax.random.key(0))
       >>> theory.pseudo_dimension_over_time(run.log.info).shape
       (20,)
     """
     return jnp.cumsum(jnp.where(info.is_stored, jnp.log1p(info.width**2), 0.0), axis=-1)
 
 
-def _stored(state: KQLState) -> tuple[Array, Array]:
+def _stored(cfg: KQLConfig, state: KQLState) -> tuple[Array, Array]:
     """What a state stores: observations `[T, l]` or their features, one-hot actions `[T, A]`.
 
     The action of an empty slot is 0 everywhere. The one place that reads an engine's posterior.
     """
     post = state.posterior
-    if isinstance(post, GramPosterior):
-        return post.pairs.obs, post.pairs.action
-    return post.psi, post.action
+    columns = post.obs if isinstance(post, ExactPosterior) else post.psi
+    return columns.T, jax.nn.one_hot(post.action, cfg.num_actions, dtype=columns.dtype)
 
 
 def _of_pairs(
@@ -213,7 +214,7 @@ def _of_prefixes(kernel: Kernel, obs: Array, action: Array, lam: Any) -> Dimensi
 
 def _gram(kernel: Kernel, obs: Array, action: Array) -> Array:
     pairs = Pair(obs, action)
-    return gram(kernel, pairs, pairs)
+    return kernel.matrix(pairs, pairs)
 
 
 _programs = {each: jax.jit(each) for each in (_of_gram, _of_features, _of_prefixes)}

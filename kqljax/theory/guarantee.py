@@ -19,6 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from kqljax.checks import check_gamma_and_lam, require
+from kqljax.config import KQLConfig
+from kqljax.engines import Exact
+from kqljax.engines.base import Engine
 from kqljax.errors import is_known
 from kqljax.kernels import Kernel
 from kqljax.pytrees import register
@@ -175,6 +178,46 @@ def confidence_width(assumed: Assumptions) -> Array:
     """
     parts = width_parts(assumed)
     return jnp.minimum(parts.rho + parts.epsilon + parts.sigma, parts.cap) / (1.0 - assumed.gamma)
+
+
+def from_theory(
+    kernel: Kernel,
+    *,
+    obs_dim: int,
+    num_actions: int,
+    horizon: int,
+    rho: Any,
+    engine: Engine | None = None,
+    tie_break: str = "first",
+    terminal_value: Any = 0.0,
+    **assumptions: Any,
+) -> KQLConfig:
+    """A config with the beta of Theorem 1.
+
+    Args:
+      rho: bounds the norms of reward and transition operator in the RKHS.
+      engine: by default the exact one.
+      tie_break, terminal_value: of the config.
+      assumptions: gamma, lam, epsilon, sigma, p, d_lambda and c_lambda, as for `assume`.
+
+    Examples:
+      >>> sizes = {"obs_dim": 2, "num_actions": 3, "horizon": 1000}
+      >>> round(theory.from_theory(kqljax.RBF(eta=0.02), **sizes, rho=1.0).beta, 6)
+      0.6
+    """
+    sizes = {"num_actions": num_actions, "horizon": horizon}
+    assumed = assume(kernel, obs_dim=obs_dim, **sizes, rho=rho, **assumptions)
+    beta: Any = confidence_width(assumed)
+    return KQLConfig(
+        kernel=kernel,
+        **sizes,
+        engine=Exact() if engine is None else engine,
+        gamma=assumed.gamma,
+        lam=assumed.lam,
+        beta=float(beta) if is_known(beta) and beta.ndim == 0 else beta,
+        terminal_value=terminal_value,
+        tie_break=tie_break,
+    )
 
 
 def paper_beta(lam: Any, gamma: Any) -> Any:

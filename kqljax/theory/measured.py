@@ -21,7 +21,7 @@ from kqljax.checks import check_gamma_and_lam
 from kqljax.config import KQLConfig
 from kqljax.errors import describe, is_known
 from kqljax.kql import kql_act, kql_init, kql_predict, kql_step, optimistic
-from kqljax.state import Transition
+from kqljax.state import Prediction, Transition
 from kqljax.tasks import Task
 
 Array = jax.Array
@@ -119,7 +119,7 @@ def watch_optimism(
       >>> from mdps import chain, solve_tabular  # benchmarks/mdps.py
       >>> mdp = chain(5)
       >>> sizes = {"obs_dim": 5, "num_actions": 2, "horizon": 20}
-      >>> cfg = kqljax.KQLConfig.from_theory(mdp.kernel(), **sizes, rho=mdp.rho)
+      >>> cfg = theory.from_theory(mdp.kernel(), **sizes, rho=mdp.rho)
       >>> optimal = solve_tabular(mdp.transition, mdp.reward, cfg.gamma).q
       >>> key = jax.random.key(0)
       >>> found = theory.watch_optimism(key, cfg, mdp.task(), mdp.transition, optimal)
@@ -138,12 +138,12 @@ def watch_optimism(
     def body(carry: Any, key: Array) -> tuple[Any, Optimism]:
         state, obs, env_state, bound, printed = carry
         act_key, env_key = jax.random.split(key)
-        q_hat, width = jax.vmap(lambda obs: kql_predict(cfg, state, obs))(every_state)
-        q_tilde = optimistic(cfg, q_hat, width**2)
+        q_hat, width = kql_predict(cfg, state, every_state)
+        q_tilde = optimistic(cfg, Prediction(q_hat, width**2))
         expected = jnp.einsum("saz,z->sa", transition, jnp.max(bound, axis=1))
         bound = 2.0 * cfg.beta * width + cfg.gamma * expected
         printed = 2.0 * cfg.beta * width + cfg.gamma * printed
-        action, _ = kql_act(cfg, state, obs, act_key)
+        action, _ = kql_act(act_key, cfg, state, obs)
         step = task.step(env_key, env_state, action)
         row = Transition(obs, action, step.reward, step.next_obs, step.terminated)
         state, _ = kql_step(cfg, state, row)
