@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from paper import PAPER, PAPER_TASKS
 import records
+from paper import PAPER, PAPER_TASKS
 from tqdm import tqdm
 
 import kqljax
