@@ -53,7 +53,11 @@ def _run_one(keys: Array, task: Task, learner: Any, job: Job, dtype: str) -> Out
             task, learner, keys[0], sweep.steps, dtype=dtype, stages=max(1, min(rollout.STAGES, sweep.steps // 200)),
             eval_at=sweep.curve_steps, eval_episodes=sweep.curve_episodes,
         )  # fmt: skip
-        curve, log, is_sound = run.curve, run.log, jnp.all(run.log.info.is_stored & run.log.info.is_finite)
+        curve, log, is_sound = (
+            run.curve,
+            run.log,
+            jnp.all(run.log.info.is_stored & run.log.info.is_finite),
+        )
         returns = rollout.evaluate(task, learner, run.state, keys[1], sweep.episodes)
     elif isinstance(learner, rounds.Recipe):
         run = rounds.train(keys[0], task, learner, sweep.steps)
@@ -62,8 +66,12 @@ def _run_one(keys: Array, task: Task, learner: Any, job: Job, dtype: str) -> Out
         if sweep.curve_points:
 
             def at(step: Array) -> Array:
-                policy = rounds.fit(None, learner, dataclasses.replace(run.transitions, count=step)).policy
-                return rounds.evaluate(jax.random.fold_in(keys[0], step), task, policy, sweep.curve_episodes)
+                policy = rounds.fit(
+                    None, learner, dataclasses.replace(run.transitions, count=step)
+                ).policy
+                return rounds.evaluate(
+                    jax.random.fold_in(keys[0], step), task, policy, sweep.curve_episodes
+                )
 
             curve = jax.lax.map(at, jnp.asarray(sweep.curve_steps, jnp.int32))
     else:
@@ -139,8 +147,12 @@ def run_chunk(job: Job, runs: Sequence[Run], size: int) -> dict[str, np.ndarray]
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            words = f"{size} runs side by side did not fit into memory: {str(error).splitlines()[0]}"
-            raise LabError(f"{words} Give --chunk, or less --memory. Finished runs are kept.") from None
+            words = (
+                f"{size} runs side by side did not fit into memory: {str(error).splitlines()[0]}"
+            )
+            raise LabError(
+                f"{words} Give --chunk, or less --memory. Finished runs are kept."
+            ) from None
         seconds = (time.perf_counter() - start) / len(runs)
     found = {name: np.asarray(value)[: len(runs)] for name, value in outcome._asdict().items()}
     return found | {"seconds": np.full(len(runs), seconds)}
