@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import threading
@@ -14,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax import baselines, rollout, rounds
+from kqljax import rounds
 from kqljax.config import KQLConfig
 from kqljax.lab.grid import Job, Run, stack
 from kqljax.lab.settings import LabError
 from kqljax.seeds import across_seeds
 from kqljax.tasks import Task
+from kqljax.training import evaluate, train
 
 Array = jax.Array
 _ONE_AT_A_TIME = threading.Lock()
@@ -47,41 +47,21 @@ class Outcome(NamedTuple):
 def _run_one(keys: Array, task: Task, learner: Any, job: Job, dtype: str) -> Outcome:
     """Trains and evaluates one run; `keys` `[2]`."""
     sweep = job.sweep
-    curve = jnp.zeros((0, sweep.curve_episodes))
-    if isinstance(learner, KQLConfig):
-        run = rollout.train(
-            task, learner, keys[0], sweep.steps, dtype=dtype, stages=max(1, min(rollout.STAGES, sweep.steps // 200)),
-            eval_at=sweep.curve_steps, eval_episodes=sweep.curve_episodes,
-        )  # fmt: skip
-        curve, log, is_sound = (
-            run.curve,
-            run.log,
-            jnp.all(run.log.info.is_stored & run.log.info.is_finite),
-        )
-        returns = rollout.evaluate(task, learner, run.state, keys[1], sweep.episodes)
-    elif isinstance(learner, rounds.Recipe):
-        run = rounds.train(keys[0], task, learner, sweep.steps)
-        log, is_sound = run.log, jnp.all(run.log.rounds.is_finite) & jnp.all(run.log.action >= 0)
-        returns = rounds.evaluate(keys[1], task, run.policy, sweep.episodes)
-        if sweep.curve_points:
-
-            def at(step: Array) -> Array:
-                policy = rounds.fit(
-                    None, learner, dataclasses.replace(run.transitions, count=step)
-                ).policy
-                return rounds.evaluate(
-                    jax.random.fold_in(keys[0], step), task, policy, sweep.curve_episodes
-                )
-
-            curve = jax.lax.map(at, jnp.asarray(sweep.curve_steps, jnp.int32))
-    else:
-        run = baselines.train(keys[0], task, learner, sweep.steps)
-        log, is_sound = run.log, run.is_sound
-        returns = rounds.evaluate(keys[1], task, run.policy, sweep.episodes)
-    is_over = log.terminated | log.truncated
+    run = train(
+        keys[0],
+        task,
+        learner,
+        sweep.steps,
+        dtype=dtype if isinstance(learner, KQLConfig) else None,
+        eval_at=sweep.curve_steps,
+        eval_episodes=sweep.curve_episodes,
+    )
+    returns = evaluate(keys[1], task, run, sweep.episodes)
+    is_over = run.log.terminated | run.log.truncated
     count = jnp.sum(is_over, dtype=jnp.int32)
-    total = jnp.sum(jnp.where(is_over, log.episode_return, 0.0))
-    return Outcome(returns, curve, total / count, count, is_sound & jnp.all(jnp.isfinite(returns)))
+    total = jnp.sum(jnp.where(is_over, run.log.episode_return, 0.0))
+    is_sound = run.is_sound & jnp.all(jnp.isfinite(returns))
+    return Outcome(returns, run.curve, total / count, count, is_sound)
 
 
 class Program(NamedTuple):

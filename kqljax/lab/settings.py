@@ -16,11 +16,12 @@ import jax
 
 from kqljax import features
 from kqljax.config import TIE_BREAKS
+from kqljax.engines import Exact, Weights
 from kqljax.errors import unknown_name
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52
 from kqljax.kql import kql_init
 from kqljax.rounds import DEFAULT
-from kqljax.tasks import TASKS, Task, make_task
+from kqljax.tasks import TASKS, Task, make_task, sample_states
 
 Setting = dict[str, Any]
 Recipes = Mapping[str, Callable[..., Any]]
@@ -253,9 +254,9 @@ def _make_case(
         own = {name: setting[name] for name in _OF_CONFIG if name in setting}
         if not 0 <= own.get("gamma", 0) < 1:
             raise ValueError(f"gamma must be in [0, 1), got {own['gamma']}.")
-        cfg = task.config(
-            kernel, num_steps, features=_make_features(setting, kernel, task, maps), **own
-        )
+        found = _make_features(setting, kernel, task, maps)
+        engine: Any = Exact() if found is None else Weights(found)
+        cfg = task.config(kernel, num_steps, engine=engine, **own)
         # Says what is wrong with a config, and takes no memory.
         jax.eval_shape(lambda: kql_init(cfg, task.obs_dim, dtype))
         return Case(task, cfg, dtype)
@@ -310,10 +311,10 @@ def _make_features(setting: Setting, kernel: Kernel, task: Task, maps: dict[Any,
         elif kind == "taylor":
             maps[place] = features.taylor(kernel, *sizes, tolerance)
         elif kind == "nystrom":
-            states = features.sample_states(task)
-            maps[place] = features.dictionary(kernel, states, task.num_actions, tolerance)
+            states = sample_states(task)
+            maps[place] = features.nystrom(kernel, states, task.num_actions, tolerance)
         elif "frequencies" in setting:
-            maps[place] = features.random_fourier(kernel, *sizes, setting["frequencies"])
+            maps[place] = features.fourier(kernel, *sizes, setting["frequencies"])
         else:
-            maps[place] = features.random_fourier(kernel, *sizes, tolerance=tolerance)
+            maps[place] = features.fourier(kernel, *sizes, tolerance=tolerance)
     return maps[place]
