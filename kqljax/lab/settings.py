@@ -202,7 +202,7 @@ def _belongs(name: str, setting: Mapping[str, Any]) -> bool:
     return recipe == PAPER and {
         "eta": kernel == "rbf",
         "length_scale": kernel.startswith("matern"),
-        "tolerance": kind in ("taylor", "fourier", "nystrom"),
+        "tolerance": kind in ("taylor", "nystrom"),
         "frequencies": kind == "fourier",
     }.get(name, True)
 
@@ -313,8 +313,6 @@ def _make_features(setting: Setting, kernel: Kernel, task: Task, maps: dict[Any,
         elif kind == "nystrom":
             states = sample_states(task)
             maps[place] = features.nystrom(kernel, states, task.num_actions, tolerance)
-        elif "frequencies" in setting:
-            maps[place] = features.fourier(kernel, *sizes, setting["frequencies"])
         else:
-            maps[place] = features.fourier(kernel, *sizes, tolerance=tolerance)
+            maps[place] = features.fourier(kernel, *sizes, setting.get("frequencies", 256))
     return maps[place]
