@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kqljax.checks import check_gamma_and_lam, require, whole_number
-from kqljax.engines.base import Engine
+from kqljax.engines.base import Engine, Sizes
 from kqljax.engines.exact import Exact
 from kqljax.errors import describe, first_bad, is_known
 from kqljax.kernels import Kernel, NormalisationWarning
@@ -163,4 +163,4 @@ class KQLConfig:
                 "engine must be kqljax.Exact() or kqljax.Weights(features), got "
                 f"{describe(self.engine)}."
             )
-        self.engine.validate(self.kernel, self.lam, None, self.num_actions, self.horizon, None)
+        self.engine.validate(self.kernel, self.lam, Sizes(self.num_actions, self.horizon))
