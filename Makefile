@@ -17,9 +17,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-run: $(READY)    ## A small version of the paper's Table 1, with a table and figures, in under three minutes
-	$(BIN)/kqljax table1 --seeds 2 --tasks MountainCar-v0 CartPole-v0 --algorithms kql-rounds kql-rbf kql-linear dqn random \
-	  --episodes 20 --curve-points 0 --out results/run
+run: $(READY)    ## A small version of the paper's Table 1, with a table and a figure, in under two minutes
+	$(BIN)/python benchmarks/table1.py --small --out results/run
 
 test: $(READY) lint types  ## All tests, with linter and type checker
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal  # one BLAS thread each: two workers, two cores
@@ -43,8 +42,8 @@ release-check: $(READY) ## Builds the wheel and tries it in an empty environment
 	$(BIN)/python scripts/release_check.py
 
 table1: $(READY) ## The paper's Table 1 with 30 seeds (about an hour and a half)
-	$(BIN)/kqljax table1 --seeds 30 --algorithms kql-rounds kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random \
-	  --out results/table1
+	$(BIN)/python benchmarks/table1.py --seeds 30 --out results/table1 \
+	  --algorithms kql-rounds kql-rbf kql-features kql-features32 kql-linear kql-greedy dqn random
 
 recipe: $(READY) ## Learning in rounds: 100 seeds, fewer steps, what each part buys (three quarters of an hour; goes on where it was stopped)
 	$(BIN)/python benchmarks/recipe.py
@@ -53,8 +52,8 @@ times: $(READY)  ## Seconds of training a seed, everything in one go (ten minute
 	$(BIN)/python -m pip install --quiet --editable '.[sb3]'
 	$(BIN)/python benchmarks/sb3_dqn.py --seeds 1 --episodes 5 --out benchmarks/results/times_sb3.json
 	rm -rf results/times
-	$(BIN)/kqljax table1 --seeds 1 --algorithms kql-rounds kql-rbf kql-linear kql-greedy kql-features kql-features32 random dqn \
-	  --episodes 5 --curve-points 0 --no-figures --out results/times
+	$(BIN)/python benchmarks/table1.py --seeds 1 --episodes 1 --curve-points 0 --out results/times \
+	  --algorithms kql-rounds kql-rbf kql-linear kql-greedy kql-features kql-features32 random dqn
 	cp results/times/table1.json benchmarks/results/times.json
 
 bench: $(READY)  ## Benchmarks; figures go to benchmarks/results

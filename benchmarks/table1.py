@@ -67,7 +67,11 @@ RECIPES = {
 def run(args: argparse.Namespace) -> Document:
     """Runs what is missing in `args.out` and returns the document."""
     places = list(itertools.product(args.algorithms, args.tasks))
-    curve_places = [place for place in places if place[0] in WITH_CURVES and args.curve_points and args.curve_seeds]
+    curve_places = [
+        place
+        for place in places
+        if place[0] in WITH_CURVES and args.curve_points and args.curve_seeds
+    ]
 
     def sweep(places, seeds, **more):
         settings = [{"task": task, **ROWS[name]} for name, task in places]
@@ -82,14 +86,28 @@ def run(args: argparse.Namespace) -> Document:
     curves = []
     if curve_places:
         # A second training with evaluations in it: the first is timed.
-        own = sweep(curve_places, min(args.seeds, args.curve_seeds), episodes=1, curve_points=args.curve_points)
+        own = sweep(
+            curve_places,
+            min(args.seeds, args.curve_seeds),
+            episodes=1,
+            curve_points=args.curve_points,
+        )
         with work_bar("learning curves") as bar:
             curves = run_sweep(own, Path(args.out) / "curves", report=bar, say=say).curves
     keep = ("seed", "return_mean", "return_std", "episodes", "seconds", "is_sound")
     document = {
         "settings": {
             name: getattr(args, name)
-            for name in ("seeds", "first_seed", "algorithms", "tasks", "steps", "episodes", "curve_points", "curve_seeds")
+            for name in (
+                "seeds",
+                "first_seed",
+                "algorithms",
+                "tasks",
+                "steps",
+                "episodes",
+                "curve_points",
+                "curve_seeds",
+            )
         },
         "versions": records.versions(),
         "device": records.device(),
@@ -99,7 +117,11 @@ def run(args: argparse.Namespace) -> Document:
             for row in own
         ],
         "curves": [
-            {"task": row["task"], "algorithm": _name_of(row), **{key: row[key] for key in ("seed", "step", "return_mean", "episodes")}}
+            {
+                "task": row["task"],
+                "algorithm": _name_of(row),
+                **{key: row[key] for key in ("seed", "step", "return_mean", "episodes")},
+            }
             for row in curves
         ],
     }
@@ -124,11 +146,17 @@ def summarise_table(document: Document) -> dict[str, dict[str, dict[str, Any]]]:
     for row in document["results"]:
         cells[row["task"], row["algorithm"]].append(row)
     summary: dict[str, dict[str, dict[str, Any]]] = {}
-    for task, name in itertools.product(document["settings"]["tasks"], document["settings"]["algorithms"]):
-        sound = [row for row in cells[task, name] if row["is_sound"] and row["return_mean"] is not None]
+    for task, name in itertools.product(
+        document["settings"]["tasks"], document["settings"]["algorithms"]
+    ):
+        sound = [
+            row for row in cells[task, name] if row["is_sound"] and row["return_mean"] is not None
+        ]
         if not sound:
             continue
-        means, stds, episodes = ([row[key] for row in sound] for key in ("return_mean", "return_std", "episodes"))
+        means, stds, episodes = (
+            [row[key] for row in sound] for key in ("return_mean", "return_std", "episodes")
+        )
         over_episodes, paper = pooled(means, stds, episodes), PAPER.get(name, {}).get(task)
         summary.setdefault(task, {})[name] = {
             **summarise(means, [row["seed"] for row in sound])._asdict(),
@@ -154,11 +182,17 @@ def joined(document: Document, beside: Sequence[Path], times: Sequence[Path]) ->
         for row in records.read(path, {"results"})["results"]:
             for name in ("episodes", "steps"):
                 if row[name] != settings[name]:
-                    raise records.ResultsError(f"{path} has {row[name]} {name} a seed, this table {settings[name]}.")
+                    raise records.ResultsError(
+                        f"{path} has {row[name]} {name} a seed, this table {settings[name]}."
+                    )
             if row["seed"] < FIRST_REPORTING_SEED:
-                raise records.ResultsError(f"{path} has seed {row['seed']}; reported ones begin at {FIRST_REPORTING_SEED}.")
+                raise records.ResultsError(
+                    f"{path} has seed {row['seed']}; reported ones begin at {FIRST_REPORTING_SEED}."
+                )
             if row["algorithm"] in settings["algorithms"]:
-                raise records.ResultsError(f"{path} has {row['algorithm']}, which is a row of this table already.")
+                raise records.ResultsError(
+                    f"{path} has {row['algorithm']}, which is a row of this table already."
+                )
             if row["task"] in settings["tasks"]:
                 added.append({"is_sound": True, **row})
     names = list(dict.fromkeys(row["algorithm"] for row in added))
@@ -167,13 +201,24 @@ def joined(document: Document, beside: Sequence[Path], times: Sequence[Path]) ->
         for row in records.read(path, {"results"})["results"]:
             seconds[row["task"], row["algorithm"]].append(row["seconds"])
     results = [
-        {**row, "seconds": float(np.mean(seconds.get((row["task"], row["algorithm"]), [row["seconds"]])))}
+        {
+            **row,
+            "seconds": float(
+                np.mean(seconds.get((row["task"], row["algorithm"]), [row["seconds"]]))
+            ),
+        }
         for row in [*document["results"], *added]
     ]
-    return {**document, "settings": {**settings, "algorithms": [*settings["algorithms"], *names]}, "results": results}
+    return {
+        **document,
+        "settings": {**settings, "algorithms": [*settings["algorithms"], *names]},
+        "results": results,
+    }
 
 
-def markdown_table(document: Document, seconds: str = "seconds a seed, training and evaluation") -> str:
+def markdown_table(
+    document: Document, seconds: str = "seconds a seed, training and evaluation"
+) -> str:
     """Rows are algorithms, columns tasks."""
     summary = summarise_table(document)
     tasks = [task for task in document["settings"]["tasks"] if task in summary]
@@ -203,14 +248,23 @@ def print_table(document: Document) -> None:
     tasks = [task for task in settings["tasks"] if task in summary]
     console = Console() if Console().is_terminal else Console(width=160)
     seeds = f"{_seeds(cell for cells in summary.values() for cell in cells.values())} from {settings['first_seed']}"
-    title = f"Table 1: {settings['steps']} steps, {settings['episodes']} evaluation episodes, {seeds}"
+    title = (
+        f"Table 1: {settings['steps']} steps, {settings['episodes']} evaluation episodes, {seeds}"
+    )
     table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
-    table.caption = "IQM over seeds with its 95% bootstrap interval; s: seconds a seed, training and evaluation"
+    table.caption = (
+        "IQM over seeds with its 95% bootstrap interval; s: seconds a seed, training and evaluation"
+    )
     for name in ("algorithm", "", *tasks):
         table.add_column(name, no_wrap=True, justify="right" if name in tasks else "left")
     for name in settings["algorithms"]:
         for label, words in (
-            (r"IQM \[95%]", lambda cell: rf"[bold]{cell['iqm']:.1f}[/] \[{cell['low']:.1f}, {cell['high']:.1f}]"),
+            (
+                r"IQM \[95%]",
+                lambda cell: (
+                    rf"[bold]{cell['iqm']:.1f}[/] \[{cell['low']:.1f}, {cell['high']:.1f}]"
+                ),
+            ),
             ("mean ± std", lambda cell: cell["pooled"]),
             ("the paper's", lambda cell: cell["paper"] or ""),
             ("s", lambda cell: f"{cell['seconds']:.2f}"),
@@ -223,7 +277,10 @@ def print_table(document: Document) -> None:
     console.print(table)
     for task, name in itertools.product(tasks, settings["algorithms"]):
         if bad := summary[task].get(name, {}).get("unsound_seeds"):
-            console.print(f"left out, numbers not finite: {name} on {task}, seeds {', '.join(map(str, bad))}", style="red")
+            console.print(
+                f"left out, numbers not finite: {name} on {task}, seeds {', '.join(map(str, bad))}",
+                style="red",
+            )
 
 
 def _seeds(cells: Any) -> str:
@@ -256,15 +313,31 @@ def draw_strip(document: Document) -> Any:
             if cell is None:
                 continue
             colour = COLOURS.get(name, OTHER)
-            mine = [r["return_mean"] for r in document["results"] if (r["task"], r["algorithm"]) == (task, name)]
+            mine = [
+                r["return_mean"]
+                for r in document["results"]
+                if (r["task"], r["algorithm"]) == (task, name)
+            ]
             values = np.array([value for value in mine if value is not None])
             # Spread over the lower part of the row, so that the IQM above them stays readable.
             heights = row + 0.16 + rng.uniform(-0.12, 0.12, values.size)
             panel.scatter(values, heights, s=14, color=colour, alpha=0.6, linewidths=0, zorder=2)
-            panel.plot([cell["low"], cell["high"]], [row - 0.16] * 2, color=colour, lw=2.4, solid_capstyle="butt")
+            panel.plot(
+                [cell["low"], cell["high"]],
+                [row - 0.16] * 2,
+                color=colour,
+                lw=2.4,
+                solid_capstyle="butt",
+            )
             panel.plot(cell["iqm"], row - 0.16, marker="D", ms=6, mfc=colour, mec="white", mew=0.9)
             if cell["paper_mean"] is not None:
-                panel.plot([cell["paper_mean"]] * 2, [row - 0.4, row + 0.4], color=style.INK, lw=1.6, zorder=1)
+                panel.plot(
+                    [cell["paper_mean"]] * 2,
+                    [row - 0.4, row + 0.4],
+                    color=style.INK,
+                    lw=1.6,
+                    zorder=1,
+                )
         panel.set_title(task, loc="left", fontsize=10.5, color=style.INK)
         panel.set_yticks(range(len(names)), names)
         panel.set_ylim(len(names) - 0.5, -0.5)
@@ -275,17 +348,28 @@ def draw_strip(document: Document) -> Any:
             panel.axhline(row - 0.5, color="#E8E8E8", lw=0.7, zorder=0)
     marks = [
         style.line("one seed", marker="o", ms=4, ls="none", color=style.QUIET),
-        style.line("IQM, 95% interval over seeds", marker="D", ms=5.5, mec="white", color=style.QUIET, lw=2.4),
+        style.line(
+            "IQM, 95% interval over seeds",
+            marker="D",
+            ms=5.5,
+            mec="white",
+            color=style.QUIET,
+            lw=2.4,
+        ),
         style.line("paper's mean", marker="|", ms=13, mew=1.6, ls="none", color=style.INK),
     ]
     seeds = _seeds(cell for cells in summary.values() for cell in cells.values())
-    return style.finish(figure, marks, f"{seeds}, {document['settings']['steps']} steps of training")
+    return style.finish(
+        figure, marks, f"{seeds}, {document['settings']['steps']} steps of training"
+    )
 
 
 def draw_curves(document: Document) -> Any:
     """One panel a task: thin lines are seeds, the thick one their IQM with its interval; the paper's figure is dashed."""
     curves = document["curves"]
-    tasks = [task for task in document["settings"]["tasks"] if any(row["task"] == task for row in curves)]
+    tasks = [
+        task for task in document["settings"]["tasks"] if any(row["task"] == task for row in curves)
+    ]
     names = list(dict.fromkeys(row["algorithm"] for row in curves))
     figure, cells = style.panels(len(tasks), 4.6, 3.0, share_y=False)
     for panel, task in zip(cells, tasks, strict=True):
@@ -299,7 +383,14 @@ def draw_curves(document: Document) -> Any:
             for one in lines.values():
                 panel.plot(steps, one, color=colour, lw=0.8, alpha=0.4)
             points = [summarise(column) for column in np.array(list(lines.values()), float).T]
-            panel.fill_between(steps, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, linewidth=0)
+            panel.fill_between(
+                steps,
+                [p.low for p in points],
+                [p.high for p in points],
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+            )
             panel.plot(steps, [p.iqm for p in points], color=colour, lw=2.4, marker="o", ms=4)
             if name in PAPER and task in PAPER[name]:
                 panel.axhline(PAPER[name][task][0], color=style.INK, lw=1.2, ls=(0, (5, 3)))
@@ -310,7 +401,10 @@ def draw_curves(document: Document) -> Any:
         panel.margins(y=0.08)
         panel.grid(axis="y", color="#E8E8E8", lw=0.7)
     words = "IQM, 95% interval"
-    marks = [style.line(f"{name}: {words}", marker="o", ms=4, lw=2.4, color=COLOURS.get(name, OTHER)) for name in names]
+    marks = [
+        style.line(f"{name}: {words}", marker="o", ms=4, lw=2.4, color=COLOURS.get(name, OTHER))
+        for name in names
+    ]
     marks.append(style.line("one seed", lw=0.8, color=style.QUIET))
     marks.append(style.line("paper's mean after training", lw=1.2, ls=(0, (5, 3)), color=style.INK))
     count = len({row["seed"] for row in curves})
@@ -322,20 +416,55 @@ def draw_curves(document: Document) -> Any:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--out", default="results/table1", help="directory for results and figures (default %(default)s)")
-    add("--small", action="store_true", help="two tasks, four algorithms, 2 seeds, 20 episodes, no curves: a minute or two")
-    add("--page", action="store_true", help="print the table of the committed results and draw its figures")
+    add(
+        "--out",
+        default="results/table1",
+        help="directory for results and figures (default %(default)s)",
+    )
+    add(
+        "--small",
+        action="store_true",
+        help="two tasks, four algorithms, 2 seeds, 20 episodes, no curves: a minute or two",
+    )
+    add(
+        "--page",
+        action="store_true",
+        help="print the table of the committed results and draw its figures",
+    )
     add("--seeds", type=int, default=30, help="seeds a cell (default %(default)s)")
-    add("--first-seed", type=int, default=FIRST_REPORTING_SEED, help="default %(default)s; below 1000 for tuning alone")
+    add(
+        "--first-seed",
+        type=int,
+        default=FIRST_REPORTING_SEED,
+        help="default %(default)s; below 1000 for tuning alone",
+    )
     add("--algorithms", nargs="+", choices=ROWS, default=["kql-rbf", "kql-linear", "dqn", "random"], metavar="NAME",
         help=f"of {', '.join(ROWS)} (default: kql-rbf kql-linear dqn random)")  # fmt: skip
-    add("--tasks", nargs="+", default=list(PAPER_TASKS), metavar="NAME", help="default: the paper's four")
+    add(
+        "--tasks",
+        nargs="+",
+        default=list(PAPER_TASKS),
+        metavar="NAME",
+        help="default: the paper's four",
+    )
     add("--steps", type=int, default=1000, help="steps of training (default %(default)s)")
     add("--episodes", type=int, default=100, help="evaluation episodes (default %(default)s)")
-    add("--curve-points", type=int, default=5, help=f"points of the curves of {', '.join(WITH_CURVES)} (default %(default)s)")
-    add("--curve-seeds", type=int, default=3, help="seeds with a learning curve (default %(default)s)")
+    add(
+        "--curve-points",
+        type=int,
+        default=5,
+        help=f"points of the curves of {', '.join(WITH_CURVES)} (default %(default)s)",
+    )
+    add(
+        "--curve-seeds",
+        type=int,
+        default=3,
+        help="seeds with a learning curve (default %(default)s)",
+    )
     return parser
 
 
@@ -352,7 +481,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         save_figures(document, RESULTS)
         return 0
     if args.small:
-        args.tasks, args.algorithms = ["MountainCar-v0", "CartPole-v0"], ["kql-rounds", "kql-rbf", "dqn", "random"]
+        args.tasks, args.algorithms = (
+            ["MountainCar-v0", "CartPole-v0"],
+            ["kql-rounds", "kql-rbf", "dqn", "random"],
+        )
         args.seeds, args.episodes, args.curve_points = 2, 20, 0
     use_all_cores()
     try:
@@ -362,13 +494,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"table1.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"stopped; finished runs are in {args.out}, the same command goes on.", file=sys.stderr)
+        print(
+            f"stopped; finished runs are in {args.out}, the same command goes on.", file=sys.stderr
+        )
         return 130
     print_table(document)
     out = Path(args.out)
     (out / "table1.md").write_text(markdown_table(document) + "\n")
     paths = save_figures(document, out)
-    print(f"\nwrote {', '.join(str(path) for path in (out / 'table1.json', out / 'table1.md', out / 'results.csv', *paths))}")
+    print(
+        f"\nwrote {', '.join(str(path) for path in (out / 'table1.json', out / 'table1.md', out / 'results.csv', *paths))}"
+    )
     if args.small:
         print(
             "next: kqljax train CartPole-v1 --out pole.npz, then kqljax evaluate pole.npz; kqljax sweep --help;\n"

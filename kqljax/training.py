@@ -351,7 +351,9 @@ def evaluate(key: Array, task: Task, run_or_policy: Any, num_episodes: int = 100
     def step(carry: Any) -> Any:
         at, obs, env_state, memory, returns, is_over = carry
         step_keys = jax.random.split(jax.random.fold_in(keys[0], at), num_episodes + 1)
-        action, memory = policy.act(step_keys[-1], memory, obs)
+        # NaN says that an episode is over: what looks ahead can do without it.
+        asked = jnp.where(jnp.expand_dims(is_over, 1), jnp.nan, obs)
+        action, memory = policy.act(step_keys[-1], memory, asked)
         after = jax.vmap(task.step)(step_keys[:-1], env_state, jnp.maximum(action, 0))
         reward = jnp.where(action < 0, jnp.nan, after.raw_reward)
         returns = returns + jnp.where(is_over, 0.0, reward)

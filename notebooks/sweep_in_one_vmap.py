@@ -14,8 +14,8 @@
 # # A sweep of β and η in one vmap
 #
 # Numbers in a config are leaves of a pytree, so a whole grid of settings trains side by side in one compiled program: one
-# `vmap` for the settings around another for the seeds. (For sweeps of hours, with files and
-# progress: `kqljax sweep --help`.)
+# `vmap` for the settings around another for the seeds. (For sweeps of hours, with checkpoints and
+# a table: `kqljax sweep --help`.)
 
 # %%
 import dataclasses

@@ -1,4 +1,4 @@
-"""Tables of kernels and of engines, data without an environment, jitted functions that tests share."""
+"""Tables of kernels and engines, data without an environment, jitted functions that tests share."""
 
 import functools
 

@@ -58,7 +58,14 @@ def walks(seeds=4, **more):
     """Two settings that share a compile."""
     recipes = {"walk": make_walk}
     grid = {"task": "Pendulum-v1", "recipe": "walk", "walk.on": [0.3, 0.6]}
-    return Sweep(settings=expand_grid(grid, recipes), seeds=seeds, steps=200, episodes=3, recipes=recipes, **more)
+    return Sweep(
+        settings=expand_grid(grid, recipes),
+        seeds=seeds,
+        steps=200,
+        episodes=3,
+        recipes=recipes,
+        **more,
+    )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,21 @@ def car(tmp_path_factory):
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory):
     path = tmp_path_factory.mktemp("agents") / "endless.npz"
-    assert cli.main(["train", "kqljax_tests/Endless-v0", "--out", str(path), "--steps", "40", "--episodes", "1"]) == 0
+    assert (
+        cli.main(
+            [
+                "train",
+                "kqljax_tests/Endless-v0",
+                "--out",
+                str(path),
+                "--steps",
+                "40",
+                "--episodes",
+                "1",
+            ]
+        )
+        == 0
+    )
     return path
 
 
@@ -60,7 +74,12 @@ def test_train_saves_the_agent_that_the_class_makes(car):
 def trained(directory, *words):
     out = directory / "paper.npz"
     small = ["--steps", "20", "--episodes", "1", "--force"]
-    assert cli.main(["train", "MountainCar-v0", "--recipe", "paper", *words, "--out", str(out), *small]) == 0
+    assert (
+        cli.main(
+            ["train", "MountainCar-v0", "--recipe", "paper", *words, "--out", str(out), *small]
+        )
+        == 0
+    )
     return KQL.load(out)
 
 
@@ -68,9 +87,19 @@ def test_algorithm_1_and_its_numbers(tmp_path):
     own = KQL("MountainCar-v0", recipe="paper", seed=0).learn(20)
     agent = trained(tmp_path)
     np.testing.assert_array_equal(agent.history["obs"], own.history["obs"])
-    assert (agent.recipe.horizon, agent.recipe.lam, agent.recipe.kernel) == (20, 1 / 200, RBF(eta=0.02))
-    agent = trained(tmp_path, "--kernel", "rbf", "--eta", "0.3", "--gamma", "0.9", "--horizon", "500")
-    assert (agent.recipe.kernel, agent.recipe.gamma, agent.recipe.horizon) == (RBF(eta=0.3), 0.9, 500)
+    assert (agent.recipe.horizon, agent.recipe.lam, agent.recipe.kernel) == (
+        20,
+        1 / 200,
+        RBF(eta=0.02),
+    )
+    agent = trained(
+        tmp_path, "--kernel", "rbf", "--eta", "0.3", "--gamma", "0.9", "--horizon", "500"
+    )
+    assert (agent.recipe.kernel, agent.recipe.gamma, agent.recipe.horizon) == (
+        RBF(eta=0.3),
+        0.9,
+        500,
+    )
     assert agent.recipe.beta == pytest.approx(np.sqrt(1 / 5000) / 0.1)
     assert trained(tmp_path, "--kernel", "linear").recipe.kernel == Linear()
 
@@ -78,8 +107,16 @@ def test_algorithm_1_and_its_numbers(tmp_path):
 def test_lam_and_beta(tmp_path):
     lam = trained(tmp_path, "--lam", "0.01").recipe
     assert (lam.horizon, lam.lam) == (20, 0.01) and lam.beta == pytest.approx(0.1 / 0.05)
-    beta = trained(tmp_path, "--beta", "0.5", "--gamma", "0.9", "--horizon", "500", "--eta", "0.3").recipe
-    assert (beta.horizon, beta.lam, beta.beta, beta.gamma, beta.kernel) == (500, 1 / 5000, 0.5, 0.9, RBF(eta=0.3))
+    beta = trained(
+        tmp_path, "--beta", "0.5", "--gamma", "0.9", "--horizon", "500", "--eta", "0.3"
+    ).recipe
+    assert (beta.horizon, beta.lam, beta.beta, beta.gamma, beta.kernel) == (
+        500,
+        1 / 5000,
+        0.5,
+        0.9,
+        RBF(eta=0.3),
+    )
     # An end is worth what it is to the agent without a config: rewards of -1 become 0, and 0 for ever becomes 1 a step.
     assert beta.terminal_value == pytest.approx(1 / (1 - 0.9))
 
@@ -99,7 +136,12 @@ def test_train_tells_in_words_and_in_json(tmp_path, capsys):
 
 def test_train_goes_on(car, tmp_path):
     out = tmp_path / "more.npz"
-    assert cli.main(["train", "--from", str(car), "--out", str(out), "--steps", "10", "--episodes", "1"]) == 0
+    assert (
+        cli.main(
+            ["train", "--from", str(car), "--out", str(out), "--steps", "10", "--episodes", "1"]
+        )
+        == 0
+    )
     assert KQL.load(out).num_timesteps == 70
     assert KQL.load(car).num_timesteps == 60
 
@@ -114,7 +156,10 @@ def test_an_interruption_saves_what_was_learned(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(KQL, "learn", stop)
     out = str(tmp_path / "car.npz")
     assert cli.main(["train", "MountainCar-v0", "--out", out, "--steps", "60"]) == 130
-    assert f"stopped after 7 steps; to go on: kqljax train --from {out} --out {out} --steps 53" in capsys.readouterr().err
+    assert (
+        f"stopped after 7 steps; to go on: kqljax train --from {out} --out {out} --steps 53"
+        in capsys.readouterr().err
+    )
     assert KQL.load(out).num_timesteps == 7
 
 
@@ -122,14 +167,22 @@ def test_evaluate(car, capsys):
     assert cli.main(["evaluate", str(car), "--episodes", "2", "--json"]) == 0
     found, own = json.loads(capsys.readouterr().out), KQL.load(car).evaluate(2)
     assert (found["returns"], found["lengths"]) == (own.returns.tolist(), own.lengths.tolist())
-    assert (found["mean"], found["trained_steps"], found["cut_off"], found["max_steps"]) == (own.mean, 60, 0, None)
+    assert (found["mean"], found["trained_steps"], found["cut_off"], found["max_steps"]) == (
+        own.mean,
+        60,
+        0,
+        None,
+    )
     assert cli.main(["evaluate", str(car), "--episodes", "1", "--seed", "5"]) == 0
     assert f"MountainCar-v0: {KQL.load(car).evaluate(1, seed=5)}" in capsys.readouterr().out
 
 
 def test_an_environment_without_a_time_limit_is_cut_off(endless, capsys):
     assert cli.main(["evaluate", str(endless), "--episodes", "3", "--max-steps", "8"]) == 0
-    assert "over 3 episodes; 3 of them cut off after 8 steps; the agent had 40 steps" in capsys.readouterr().out
+    assert (
+        "over 3 episodes; 3 of them cut off after 8 steps; the agent had 40 steps"
+        in capsys.readouterr().out
+    )
     assert cli.main(["evaluate", str(endless), "--episodes", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["lengths"], found["cut_off"], found["max_steps"]) == ([1000, 1000], 2, 1000)
@@ -138,10 +191,31 @@ def test_an_environment_without_a_time_limit_is_cut_off(endless, capsys):
 def test_evaluate_elsewhere(tmp_path, capsys):
     path = tmp_path / "pole.npz"
     KQL("CartPole-v1", seed=0).learn(20).save(path)
-    gymnasium.register("kqljax_tests/ShortPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
-    assert cli.main(["evaluate", str(path), "--episodes", "2", "--env", "kqljax_tests/ShortPole-v0", "--json"]) == 0
+    gymnasium.register(
+        "kqljax_tests/ShortPole-v0",
+        "gymnasium.envs.classic_control:CartPoleEnv",
+        max_episode_steps=5,
+    )
+    assert (
+        cli.main(
+            [
+                "evaluate",
+                str(path),
+                "--episodes",
+                "2",
+                "--env",
+                "kqljax_tests/ShortPole-v0",
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
-    assert (found["env"], found["returns"], found["cut_off"]) == ("kqljax_tests/ShortPole-v0", [5.0, 5.0], 0)
+    assert (found["env"], found["returns"], found["cut_off"]) == (
+        "kqljax_tests/ShortPole-v0",
+        [5.0, 5.0],
+        0,
+    )
 
 
 def test_render_writes_a_moving_picture(car, tmp_path, capsys):
@@ -149,7 +223,12 @@ def test_render_writes_a_moving_picture(car, tmp_path, capsys):
     from PIL import Image
 
     out = tmp_path / "car.gif"
-    assert cli.main(["render", str(car), "--out", str(out), "--width", "120", "--every", "20", "--json"]) == 0
+    assert (
+        cli.main(
+            ["render", str(car), "--out", str(out), "--width", "120", "--every", "20", "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     with Image.open(out) as image:
         assert image.width == 120 and image.n_frames > 3
@@ -157,7 +236,9 @@ def test_render_writes_a_moving_picture(car, tmp_path, capsys):
         image.seek(image.n_frames // 2)
         assert np.abs(np.asarray(image.convert("RGB"), int) - first).max() > 50
     assert found["steps"] > 0 and found["return"] < 0
-    assert cli.main(["render", str(car), "--out", str(out), "--width", "120", "--max-steps", "9"]) == 0
+    assert (
+        cli.main(["render", str(car), "--out", str(out), "--width", "120", "--max-steps", "9"]) == 0
+    )
     assert "9 steps, return -9.0, cut off there" in capsys.readouterr().out
 
 
@@ -168,26 +249,44 @@ SWEEP = ["sweep", "--task", "MountainCar-v0", "--steps", "40", "--out", "."]
 @pytest.mark.parametrize(
     "command, words",
     [
-        (["train", "--out", "a.npz"], "which environment? For example: kqljax train MountainCar-v0"),
+        (
+            ["train", "--out", "a.npz"],
+            "which environment? For example: kqljax train MountainCar-v0",
+        ),
         (["train", "MountainCr-v0", "--out", "a.npz"], "Did you mean MountainCar-v0"),
         (["train", "MountainCarContinuous-v0", "--out", "a.npz"], "Give actions="),
         ([*NEW, "--steps", "0"], "--steps must be at least 1"),
         ([*NEW, "--episodes", "0"], "--episodes must be at least 1"),
         ([*NEW, "--recipe", "paper", "--horizon", "0"], "--horizon must be"),
         ([*NEW, "--recipe", "paper", "--lam", "-1"], "lam must be"),
-        ([*NEW, "--recipe", "paper", "--kernel", "linear", "--eta", "0.3"], "--eta is the width of the RBF kernel"),
+        (
+            [*NEW, "--recipe", "paper", "--kernel", "linear", "--eta", "0.3"],
+            "--eta is the width of the RBF kernel",
+        ),
         ([*NEW, "--reward-range", "0", "-1"], "reward_range must be (lowest, highest)"),
-        (["train", "MountainCar-v0", "--out", "CAR"], "is there already. Give another --out, or --force"),
+        (
+            ["train", "MountainCar-v0", "--out", "CAR"],
+            "is there already. Give another --out, or --force",
+        ),
         (["train", "MountainCar-v0", "--out", "none/a.npz"], "there is no directory none. Make it"),
         (["train", "--from", "nothing.npz", "--out", "a.npz"], "cannot read nothing.npz"),
         (["evaluate", "nothing.npz"], "cannot read nothing.npz"),
-        (["evaluate", "CAR", "--env", "CartPole-v1", "--episodes", "1"], "the agent learned from observations of shape (2,)"),
-        (["evaluate", "CAR", "--env", "MountainCarContinuous-v0"], "is not an action of the environment"),
+        (
+            ["evaluate", "CAR", "--env", "CartPole-v1", "--episodes", "1"],
+            "the agent learned from observations of shape (2,)",
+        ),
+        (
+            ["evaluate", "CAR", "--env", "MountainCarContinuous-v0"],
+            "is not an action of the environment",
+        ),
         (["evaluate", "CAR", "--env", "MountainCr-v0"], "Did you mean MountainCar-v0"),
         (["evaluate", "CAR", "--episodes", "0"], "--episodes must be at least 1"),
         (["evaluate", "CAR", "--max-steps", "0"], "--max-steps must be at least 1"),
         (["render", "CAR", "--out", "a.gif", "--every", "0"], "--every must be at least 1"),
-        (["render", "ENDLESS", "--out", "a.gif"], "Endless-v0 cannot be drawn: its render modes are []"),
+        (
+            ["render", "ENDLESS", "--out", "a.gif"],
+            "Endless-v0 cannot be drawn: its render modes are []",
+        ),
         (["report", "nothing.npz"], "cannot read nothing.npz"),
         (["sweep", "--out", "."], "--task is missing, for example: kqljax sweep --task"),
         ([*SWEEP, "--seeds", "0"], "--seeds must be at least 1, got 0"),
@@ -198,7 +297,9 @@ SWEEP = ["sweep", "--task", "MountainCar-v0", "--steps", "40", "--out", "."]
         ([*SWEEP, "--file", "none.toml"], "cannot read none.toml"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(car, endless, tmp_path, capsys, monkeypatch, command, words):
+def test_wrong_input_is_one_line_and_exit_code_2(
+    car, endless, tmp_path, capsys, monkeypatch, command, words
+):
     if "render" in command:
         pytest.importorskip("pygame", reason="pip install 'kqljax[render]'")
     monkeypatch.chdir(tmp_path)
@@ -221,13 +322,22 @@ def test_rounds_refuse_options_of_algorithm_1(tmp_path, capsys, option):
     for recipe in ([], ["--recipe", "default"]):
         assert cli.main(["train", "MountainCar-v0", *option, *recipe, "--out", out]) == 2
         error = capsys.readouterr().err
-        assert f"learning in rounds has no {option[0]}: add --recipe paper" in error and "kqljax.rounds.Recipe" in error
+        assert (
+            f"learning in rounds has no {option[0]}: add --recipe paper" in error
+            and "kqljax.rounds.Recipe" in error
+        )
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        *(["MountainCar-v0"], ["--seed", "0"], ["--recipe", "default"], ["--actions", "0", "1"], ["--reward-range", "0", "1"]),
+        *(
+            ["MountainCar-v0"],
+            ["--seed", "0"],
+            ["--recipe", "default"],
+            ["--actions", "0", "1"],
+            ["--reward-range", "0", "1"],
+        ),
         *ALGORITHM_1,
     ],
 )
@@ -273,11 +383,26 @@ def test_the_list_of_commands(capsys):
 
 
 def test_sweep(tmp_path, capsys):
-    words = ["--recipe", "paper", "--eta", "0.1", "0.3", "--seeds", "2", "--steps", "20", "--episodes", "2"]
+    words = [
+        "--recipe",
+        "paper",
+        "--eta",
+        "0.1",
+        "0.3",
+        "--seeds",
+        "2",
+        "--steps",
+        "20",
+        "--episodes",
+        "2",
+    ]
     command = ["sweep", "--task", "CartPole-v0", *words, "--out", str(tmp_path)]
     assert cli.main(command) == 0
     captured = capsys.readouterr()
-    assert "CartPole-v0: 20 steps, 2 evaluation episodes a seed" in captured.out and "4/4" in captured.err
+    assert (
+        "CartPole-v0: 20 steps, 2 evaluation episodes a seed" in captured.out
+        and "4/4" in captured.err
+    )
     assert f"wrote {tmp_path / 'results.csv'}, {tmp_path / 'sweep.png'}" in captured.out
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 5
     assert cli.main([*command, "--json", "--no-figure"]) == 0
@@ -313,7 +438,12 @@ def test_options_and_files_say_the_same(tmp_path):
 
 
 def test_bytes():
-    assert [parse_bytes(text) for text in ("8GB", "500 MiB", "1", "1.5kb")] == [8 * 10**9, 500 * 2**20, 1, 1500]
+    assert [parse_bytes(text) for text in ("8GB", "500 MiB", "1", "1.5kb")] == [
+        8 * 10**9,
+        500 * 2**20,
+        1,
+        1500,
+    ]
 
 
 # The program -----------------------------------------------------------------------------------------

@@ -48,16 +48,27 @@ def whole(tmp_path_factory):
 
 
 def test_rounds_and_algorithm_1_in_one_table(tmp_path):
-    settings = tidy_settings([{"task": CAR}, {"task": CAR, "recipe": "paper", "features": "linear", "kernel": "linear"}])
+    settings = tidy_settings(
+        [{"task": CAR}, {"task": CAR, "recipe": "paper", "features": "linear", "kernel": "linear"}]
+    )
     run_sweep(Sweep(settings=settings, first_seed=3, seeds=2, steps=30, episodes=2), tmp_path)
     rows = read(tmp_path / "results.csv")
-    assert [(row["recipe"], row["seed"]) for row in rows] == [("", "3"), ("", "4"), ("paper", "3"), ("paper", "4")]
+    assert [(row["recipe"], row["seed"]) for row in rows] == [
+        ("", "3"),
+        ("", "4"),
+        ("paper", "3"),
+        ("paper", "4"),
+    ]
     assert all(row["is_sound"] == "True" and -200 <= float(row["return_mean"]) < 0 for row in rows)
 
 
 def test_a_run_is_train_and_evaluate_with_the_seed_of_the_row(tmp_path):
-    settings = tidy_settings([{"task": "CartPole-v0", "recipe": "paper", "eta": eta} for eta in (0.02, 0.3)])
-    sweep = Sweep(settings=settings, seeds=2, steps=40, episodes=3, curve_points=2, curve_episodes=2)
+    settings = tidy_settings(
+        [{"task": "CartPole-v0", "recipe": "paper", "eta": eta} for eta in (0.02, 0.3)]
+    )
+    sweep = Sweep(
+        settings=settings, seeds=2, steps=40, episodes=3, curve_points=2, curve_episodes=2
+    )
     found = run_sweep(sweep, tmp_path)
     task = kqljax.make_task("CartPole-v0")
 
@@ -72,8 +83,14 @@ def test_a_run_is_train_and_evaluate_with_the_seed_of_the_row(tmp_path):
         ended = np.asarray(run.log.terminated | run.log.truncated)
         assert row["return_mean"] == pytest.approx(float(returns.mean()))
         assert row["training_episodes"] == ended.sum()
-        assert row["training_return"] == pytest.approx(np.asarray(run.log.episode_return)[ended].mean())
-        points = [each for each in found.curves if (each["eta"], each["seed"]) == (row["eta"], row["seed"])]
+        assert row["training_return"] == pytest.approx(
+            np.asarray(run.log.episode_return)[ended].mean()
+        )
+        points = [
+            each
+            for each in found.curves
+            if (each["eta"], each["seed"]) == (row["eta"], row["seed"])
+        ]
         assert [each["step"] for each in points] == [20, 40]
         np.testing.assert_allclose([each["return_mean"] for each in points], run.curve.mean(axis=1))
 
@@ -93,7 +110,9 @@ def test_a_sweep_goes_on_with_the_same_bits(tmp_path, whole):
         run_sweep(walks(), tmp_path, report=stop)
     assert not (tmp_path / "results.csv").exists()
     said, told = [], []
-    run_sweep(walks(), tmp_path, say=said.append, report=lambda done, total: told.append((done, total)))
+    run_sweep(
+        walks(), tmp_path, say=said.append, report=lambda done, total: told.append((done, total))
+    )
     assert (tmp_path / "results.csv").read_bytes() == whole
     assert said == [f"3 of 8 runs are in {tmp_path} already"]
     assert told == [(done, 8) for done in range(3, 9)]
@@ -111,7 +130,9 @@ def test_three_kills(tmp_path, whole):
 
 def test_more_seeds_and_settings_run_only_what_is_missing(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(lab_run, "run_chunk", lambda *args: made.append(args[1]) or programs.run_chunk(*args))
+    monkeypatch.setattr(
+        lab_run, "run_chunk", lambda *args: made.append(args[1]) or programs.run_chunk(*args)
+    )
     few = run_sweep(walks(seeds=2), tmp_path)
     assert sum(map(len, made)) == 4
     more = run_sweep(walks(seeds=3), tmp_path)
@@ -147,14 +168,25 @@ def test_runs_of_other_versions_are_kept_and_named(tmp_path, monkeypatch):
 def cluster():
     """A Dask scheduler on 127.0.0.1, and a function that starts a worker in a process of its own."""
     distributed = pytest.importorskip("distributed", reason="pip install 'kqljax[dask]'")
-    with distributed.LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=None, protocol="tcp") as scheduler:
+    with distributed.LocalCluster(
+        n_workers=0, host="127.0.0.1", dashboard_address=None, protocol="tcp"
+    ) as scheduler:
         with distributed.Client(scheduler) as client:
             workers = []
 
             def start():
-                command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler.scheduler_address]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "distributed.cli.dask_worker",
+                    scheduler.scheduler_address,
+                ]
                 options = ["--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-                workers.append(subprocess.Popen([*command, *options], env=ENVIRONMENT, stderr=subprocess.DEVNULL))
+                workers.append(
+                    subprocess.Popen(
+                        [*command, *options], env=ENVIRONMENT, stderr=subprocess.DEVNULL
+                    )
+                )
                 client.wait_for_workers(len(workers), timeout=120)
                 return workers[-1]
 
@@ -185,7 +217,9 @@ def test_chunks_of_a_killed_worker_go_to_another(tmp_path, whole, cluster):
 def test_runs_with_bad_numbers_are_marked(tmp_path):
     recipes = {"walk": make_walk}
     grid = {"task": "Pendulum-v1", "recipe": "walk", "walk.on": [0.5, -1.0]}
-    sweep = Sweep(settings=expand_grid(grid, recipes), seeds=2, steps=40, episodes=3, recipes=recipes)
+    sweep = Sweep(
+        settings=expand_grid(grid, recipes), seeds=2, steps=40, episodes=3, recipes=recipes
+    )
     rows = run_sweep(sweep, tmp_path).rows
     assert [row["is_sound"] for row in rows] == [True, True, False, False]
     assert [row["return_mean"] is None for row in rows] == [False, False, True, True]
@@ -195,13 +229,17 @@ def test_runs_with_bad_numbers_are_marked(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_before_it_runs(tmp_path):
-    with pytest.raises(LabError, match=r"one run of 200 steps needs .* a device has 10 bytes for it. Give features"):
+    with pytest.raises(
+        LabError, match=r"one run of 200 steps needs .* a device has 10 bytes for it. Give features"
+    ):
         run_sweep(walks(), tmp_path, memory=10)
 
 
 def test_chunks_shrink_until_the_program_fits(monkeypatch):
     """As on an accelerator, where runs go side by side."""
-    device = type("Device", (), {"platform": "gpu", "memory_stats": lambda self: {"bytes_limit": 1000}})()
+    device = type(
+        "Device", (), {"platform": "gpu", "memory_stats": lambda self: {"bytes_limit": 1000}}
+    )()
     monkeypatch.setattr(programs.jax, "local_devices", lambda: [device] * 2)
     sizes = []
 
@@ -220,7 +258,12 @@ def test_chunks_shrink_until_the_program_fits(monkeypatch):
 
 
 def test_a_grid_leaves_out_what_does_not_belong():
-    grid = {"task": [CAR], "recipe": ["default", "paper"], "kernel": ["rbf", "linear"], "eta": [0.1, 0.2]}
+    grid = {
+        "task": [CAR],
+        "recipe": ["default", "paper"],
+        "kernel": ["rbf", "linear"],
+        "eta": [0.1, 0.2],
+    }
     assert expand_grid(grid) == [
         {"task": CAR, "recipe": "default"},
         {"task": CAR, "recipe": "paper", "kernel": "rbf", "eta": 0.1},
@@ -239,7 +282,12 @@ def test_values_reach_learner_and_environment():
     ]  # fmt: skip
     own, recipe, paper, mapped = make_cases(tidy_settings(settings), 40)
     assert own.learner.kernel == kqljax.Matern52(length_scale=2.0)
-    assert (own.learner.gamma, own.learner.lam, own.learner.tie_break, own.learner.horizon) == (0.8, 0.5, "random", 40)
+    assert (own.learner.gamma, own.learner.lam, own.learner.tie_break, own.learner.horizon) == (
+        0.8,
+        0.5,
+        "random",
+        40,
+    )
     assert own.task.params.gravity == 0.003
     assert recipe.learner == dataclasses.replace(rounds.DEFAULT, bonus=0.5, centres=64)
     assert (paper.learner.kernel, paper.learner.gamma) == (kqljax.RBF(eta=1.0), 0.95)
@@ -247,7 +295,12 @@ def test_values_reach_learner_and_environment():
 
 
 def test_groups_share_a_compile_and_keep_their_numbers():
-    grid = {"task": [CAR, "CartPole-v0"], "recipe": ["paper", "default"], "eta": [0.1, 0.2], "rounds.gamma": [0.9, 0.5]}
+    grid = {
+        "task": [CAR, "CartPole-v0"],
+        "recipe": ["paper", "default"],
+        "eta": [0.1, 0.2],
+        "rounds.gamma": [0.9, 0.5],
+    }
     sweep = Sweep(settings=expand_grid(grid), steps=40)
     jobs = make_jobs(sweep, "name")
     assert [job.positions for job in jobs] == [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -267,14 +320,26 @@ def test_groups_share_a_compile_and_keep_their_numbers():
         ({"eta": 0.1, "recipe": "paper"}, "a setting needs a task"),
         ({"task": CAR, "eta": 0.1}, r"eta means nothing beside .* Add recipe paper"),
         ({"task": CAR, "recipe": "papr"}, "unknown recipe 'papr'. Did you mean paper"),
-        ({"task": CAR, "recipe": "paper", "gama": 0.9}, "unknown setting 'gama'. Did you mean gamma"),
+        (
+            {"task": CAR, "recipe": "paper", "gama": 0.9},
+            "unknown setting 'gama'. Did you mean gamma",
+        ),
         ({"task": CAR, "recipe": "paper", "gamma": "x"}, "gamma must be a finite number, got 'x'"),
-        ({"task": CAR, "recipe": "paper", "gamma": 1.0}, r"recipe=paper, gamma=1: gamma must be in \[0, 1\)"),
+        (
+            {"task": CAR, "recipe": "paper", "gamma": 1.0},
+            r"recipe=paper, gamma=1: gamma must be in \[0, 1\)",
+        ),
         ({"task": CAR, "recipe": "paper", "dtype": "float32", "lam": 1e-6}, "float32"),
         ({"task": CAR, "rounds.gamma": 1.0}, r"gamma must be in \[0, 1\)"),
-        ({"task": CAR, "rounds.gama": 1.0}, "unknown setting 'rounds.gama'. Did you mean rounds.gamma"),
+        (
+            {"task": CAR, "rounds.gama": 1.0},
+            "unknown setting 'rounds.gama'. Did you mean rounds.gamma",
+        ),
         ({"task": CAR, "params.mass": 1.0}, "unknown setting 'params.mass'"),
-        ({"task": CAR, "params.max_steps_in_episode": 10}, "length of an episode is part of the task"),
+        (
+            {"task": CAR, "params.max_steps_in_episode": 10},
+            "length of an episode is part of the task",
+        ),
         ({"task": CAR, "recipe": "paper", "eta": []}, "eta has no values"),
     ],
 )

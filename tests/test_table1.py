@@ -6,7 +6,13 @@ import pytest
 import records
 import table1
 
-ROW = {"task": "CartPole-v0", "algorithm": "kql-rbf", "seed": 1000, "return_mean": 150.0, "return_std": 3.0}
+ROW = {
+    "task": "CartPole-v0",
+    "algorithm": "kql-rbf",
+    "seed": 1000,
+    "return_mean": 150.0,
+    "return_std": 3.0,
+}
 ROW |= {"episodes": 2, "seconds": 1.0, "is_sound": True}
 SB3 = {**ROW, "algorithm": "sb3-dqn", "return_mean": 120.0, "steps": 60, "seconds": 50.0}
 
@@ -14,7 +20,13 @@ SB3 = {**ROW, "algorithm": "sb3-dqn", "return_mean": 120.0, "steps": 60, "second
 @pytest.fixture
 def document():
     """A table of one algorithm, one task and one seed."""
-    settings = {"tasks": ["CartPole-v0"], "algorithms": ["kql-rbf"], "steps": 60, "episodes": 2, "first_seed": 1000}
+    settings = {
+        "tasks": ["CartPole-v0"],
+        "algorithms": ["kql-rbf"],
+        "steps": 60,
+        "episodes": 2,
+        "first_seed": 1000,
+    }
     return {"settings": settings, "results": [ROW], "curves": []}
 
 
@@ -25,7 +37,15 @@ def written(path, *rows):
 
 def test_a_small_table(tmp_path, capsys):
     small = "--seeds 2 --steps 40 --episodes 2 --curve-points 2 --curve-seeds 1 --tasks MountainCar-v0 CartPole-v0"
-    command = [*small.split(), "--algorithms", "kql-rbf", "kql-greedy", "random", "--out", str(tmp_path)]
+    command = [
+        *small.split(),
+        "--algorithms",
+        "kql-rbf",
+        "kql-greedy",
+        "random",
+        "--out",
+        str(tmp_path),
+    ]
     assert table1.main(command) == 0
     printed = capsys.readouterr().out
     assert "wrote" in printed and "kql-greedy" in printed and "132.55" in printed
@@ -33,8 +53,14 @@ def test_a_small_table(tmp_path, capsys):
     places = [(row["algorithm"], row["task"], row["seed"]) for row in document["results"]]
     assert places == [(name, task, seed) for name in ("kql-rbf", "kql-greedy", "random")
                       for task in ("MountainCar-v0", "CartPole-v0") for seed in (1000, 1001)]  # fmt: skip
-    curve = [(row["algorithm"], row["task"], row["seed"], row["step"]) for row in document["curves"]]
-    assert curve == [("kql-rbf", task, 1000, step) for task in ("MountainCar-v0", "CartPole-v0") for step in (20, 40)]
+    curve = [
+        (row["algorithm"], row["task"], row["seed"], row["step"]) for row in document["curves"]
+    ]
+    assert curve == [
+        ("kql-rbf", task, 1000, step)
+        for task in ("MountainCar-v0", "CartPole-v0")
+        for step in (20, 40)
+    ]
     for name in ("table1.md", "results.csv", "seeds.png", "curves.png"):
         assert (tmp_path / name).stat().st_size > 100
     cell = table1.summarise_table(document)["MountainCar-v0"]["kql-rbf"]
@@ -43,7 +69,18 @@ def test_a_small_table(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["dqn", "kovi", "random"])
 def test_baselines_are_learners_of_the_lab(name, tmp_path):
-    command = ["--seeds", "1", "--steps", "12", "--episodes", "1", "--tasks", "CartPole-v0", "--algorithms", name]
+    command = [
+        "--seeds",
+        "1",
+        "--steps",
+        "12",
+        "--episodes",
+        "1",
+        "--tasks",
+        "CartPole-v0",
+        "--algorithms",
+        name,
+    ]
     assert table1.main([*command, "--curve-points", "0", "--out", str(tmp_path)]) == 0
     (row,) = json.loads((tmp_path / "table1.json").read_text())["results"]
     assert row["is_sound"] and 1 <= row["return_mean"] <= 200
@@ -82,7 +119,9 @@ def test_the_page(document, tmp_path, capsys, monkeypatch):
     for name in ("times", "times_sb3"):
         written(tmp_path / f"{name}.json")
     assert table1.main(["--page"]) == 0
-    assert "| **sb3-dqn**, 1 seed: IQM [95%] | **120.0** [120.0, 120.0] |" in capsys.readouterr().out
+    assert (
+        "| **sb3-dqn**, 1 seed: IQM [95%] | **120.0** [120.0, 120.0] |" in capsys.readouterr().out
+    )
     assert (tmp_path / "seeds.png").stat().st_size > 1000
 
 
@@ -90,7 +129,10 @@ def test_seeds_with_bad_numbers_are_left_out_and_named(document, capsys):
     bad = ROW | {"seed": 1001, "return_mean": None, "return_std": None, "is_sound": False}
     document["results"] = [ROW, bad]
     table1.print_table(document)
-    assert "left out, numbers not finite: kql-rbf on CartPole-v0, seeds 1001" in capsys.readouterr().out
+    assert (
+        "left out, numbers not finite: kql-rbf on CartPole-v0, seeds 1001"
+        in capsys.readouterr().out
+    )
     assert table1.summarise_table(document)["CartPole-v0"]["kql-rbf"]["num_seeds"] == 1
 
 

@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(words: list[str]) -> Train | Evaluate | Render | Report | SweepCommand:
     if words and words[0] in COMMANDS:
         # A parser of its own, whose help has the whole docstring of the command.
-        return tyro.cli(COMMANDS[words[0]][0], prog=f"kqljax {words[0]}", args=words[1:], config=_STYLE)
+        return tyro.cli(
+            COMMANDS[words[0]][0], prog=f"kqljax {words[0]}", args=words[1:], config=_STYLE
+        )
     kinds = tuple(
         Annotated[kind, tyro.conf.subcommand(name, description=text)]  # type: ignore[valid-type]
         for name, (kind, text) in COMMANDS.items()

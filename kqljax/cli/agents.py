@@ -86,13 +86,24 @@ class Train:
             seconds, done = time.perf_counter() - start, agent.num_timesteps - before
             agent.save(self.out)
             if stopped:
-                again = f"kqljax train --from {self.out} --out {self.out} --steps {self.steps - done}"
+                again = (
+                    f"kqljax train --from {self.out} --out {self.out} --steps {self.steps - done}"
+                )
                 print(f"stopped after {done} steps; to go on: {again}", file=sys.stderr)
                 return INTERRUPTED
             found = agent.evaluate(self.episodes)
         if self.json:
-            told = {"env": agent.env_name, "seed": agent.seed, "steps": done, "steps_in_all": agent.num_timesteps}
-            told |= {"seconds": seconds, "training_episodes": agent.episode_returns, "file": str(self.out)}
+            told = {
+                "env": agent.env_name,
+                "seed": agent.seed,
+                "steps": done,
+                "steps_in_all": agent.num_timesteps,
+            }
+            told |= {
+                "seconds": seconds,
+                "training_episodes": agent.episode_returns,
+                "file": str(self.out),
+            }
             print(json.dumps({**told, "evaluation": _as_json(found)}, indent=1))
             return 0
         print(
@@ -107,33 +118,51 @@ class Train:
         if self.source and (given := self._given(_OF_A_NEW_AGENT)):
             raise UsageError(f"--from goes on with an agent as it is: leave {given} out.")
         if not self.env and not self.source:
-            raise UsageError("which environment? For example: kqljax train MountainCar-v0 --out car.npz")
+            raise UsageError(
+                "which environment? For example: kqljax train MountainCar-v0 --out car.npz"
+            )
         if self.recipe != "paper" and (given := self._given(_OF_ALGORITHM_1)):
             raise UsageError(
                 f"learning in rounds has no {given}: add --recipe paper for Algorithm 1, or leave it out. The "
                 "numbers of rounds are given in Python: kqljax.KQL(..., recipe=kqljax.rounds.Recipe(...))."
             )
         if self.kernel == "linear" and self.eta is not None:
-            raise UsageError("--eta is the width of the RBF kernel: leave it out, or give --kernel rbf.")
+            raise UsageError(
+                "--eta is the width of the RBF kernel: leave it out, or give --kernel rbf."
+            )
         check_at_least_1(steps=self.steps, episodes=self.episodes, horizon=self.horizon)
         is_same = self.source is not None and self.source.resolve() == self.out.resolve()
         if self.out.exists() and not (is_same or self.force):
-            raise UsageError(f"{self.out} is there already. Give another --out, or --force to replace it.")
+            raise UsageError(
+                f"{self.out} is there already. Give another --out, or --force to replace it."
+            )
         if not self.out.parent.is_dir():
-            raise UsageError(f"there is no directory {self.out.parent}. Make it, or give another --out.")
+            raise UsageError(
+                f"there is no directory {self.out.parent}. Make it, or give another --out."
+            )
 
     def _given(self, names: tuple[str, ...]) -> str:
         there = [name for name in names if getattr(self, name) is not None]
-        return ", ".join("ENV" if name == "env" else f"--{name.replace('_', '-')}" for name in there)
+        return ", ".join(
+            "ENV" if name == "env" else f"--{name.replace('_', '-')}" for name in there
+        )
 
     def _new(self) -> KQL:
         from kqljax import KQL, RBF, KQLConfig, Linear
 
-        own: dict[str, Any] = {"seed": self.seed or 0, "actions": self.actions, "reward_range": self.reward_range}
+        own: dict[str, Any] = {
+            "seed": self.seed or 0,
+            "actions": self.actions,
+            "reward_range": self.reward_range,
+        }
         if self.recipe != "paper":
             return KQL(self.env, **own)
-        kernel = Linear() if self.kernel == "linear" else None if self.eta is None else RBF(eta=self.eta)
-        agent = KQL(self.env, recipe="paper", kernel=kernel, gamma=self.gamma, horizon=self.horizon, **own)
+        kernel = (
+            Linear() if self.kernel == "linear" else None if self.eta is None else RBF(eta=self.eta)
+        )
+        agent = KQL(
+            self.env, recipe="paper", kernel=kernel, gamma=self.gamma, horizon=self.horizon, **own
+        )
         if self.lam is None and self.beta is None:
             return agent
         # These two only a config has: the agent's own with others in it. A beta that was not given follows from lam.
@@ -165,7 +194,9 @@ class _OfAgent:
         check_at_least_1(max_steps=self.max_steps)
         agent = KQL.load(self.agent, env=self.env)
         if agent.env_name is None:
-            raise UsageError(f"{self.agent} does not say which environment it learned in: give --env NAME.")
+            raise UsageError(
+                f"{self.agent} does not say which environment it learned in: give --env NAME."
+            )
         return agent
 
 
@@ -190,7 +221,11 @@ class Evaluate(_OfAgent):
             agent = self._load()
             found = agent.evaluate(self.episodes, seed=self.seed, max_steps=self.max_steps)
         if self.json:
-            told = {"agent": str(self.agent), "env": agent.env_name, "trained_steps": agent.num_timesteps}
+            told = {
+                "agent": str(self.agent),
+                "env": agent.env_name,
+                "trained_steps": agent.num_timesteps,
+            }
             each = {"returns": found.returns.tolist(), "lengths": found.lengths.tolist()}
             print(json.dumps({**told, **_as_json(found), **each}, indent=1))
             return 0
@@ -223,14 +258,29 @@ class Render(_OfAgent):
         with errors_for_people():
             agent = self._load()
             episode = gif.save_episode(
-                agent, self.out, seed=self.seed, max_steps=self.max_steps, width=self.width, every=self.every
+                agent,
+                self.out,
+                seed=self.seed,
+                max_steps=self.max_steps,
+                width=self.width,
+                every=self.every,
             )
         steps = len(episode.obs) - 1
         if self.json:
             told = {"file": str(self.out), "return": episode.total, "steps": steps}
-            print(json.dumps({**told, "terminated": episode.terminated, "cut_off": episode.was_cut}, indent=1))
+            print(
+                json.dumps(
+                    {**told, "terminated": episode.terminated, "cut_off": episode.was_cut}, indent=1
+                )
+            )
             return 0
-        end = "the task ended" if episode.terminated else "cut off there" if episode.was_cut else "the time was over"
+        end = (
+            "the task ended"
+            if episode.terminated
+            else "cut off there"
+            if episode.was_cut
+            else "the time was over"
+        )
         print(f"wrote {self.out}: {steps} steps, return {episode.total:.1f}, {end}")
         return 0
 
@@ -265,7 +315,9 @@ class Report:
             require_matplotlib()
             agent = KQL.load(self.agent)
             if agent.env_name is None:
-                raise UsageError(f"{self.agent} does not say which environment it learned in; use kqljax.report.")
+                raise UsageError(
+                    f"{self.agent} does not say which environment it learned in; use kqljax.report."
+                )
             if agent.num_timesteps == 0:
                 raise UsageError(f"{self.agent} has learned nothing yet.")
             text = make_agent_page(agent, self.axes).encode()
@@ -273,7 +325,9 @@ class Report:
         try:
             replace_file(out, lambda file: file.write(text))
         except OSError as error:
-            raise UsageError(f"cannot write {out}: {error.strerror or error}. Give another --out.") from error
+            raise UsageError(
+                f"cannot write {out}: {error.strerror or error}. Give another --out."
+            ) from error
         told = {"file": str(out), "bytes": len(text)}
         print(json.dumps(told) if self.json else f"wrote {out}, {len(text) / 1e6:.1f} MB")
         return 0
@@ -281,5 +335,15 @@ class Report:
 
 def _as_json(found: Any) -> dict[str, Any]:
     """An evaluation without its episodes."""
-    numbers = {"mean": found.mean, "std": found.std, "min": float(found.returns.min()), "max": float(found.returns.max())}
-    return {"episodes": len(found.returns), **numbers, "cut_off": int(found.was_cut.sum()), "max_steps": found.max_steps}
+    numbers = {
+        "mean": found.mean,
+        "std": found.std,
+        "min": float(found.returns.min()),
+        "max": float(found.returns.max()),
+    }
+    return {
+        "episodes": len(found.returns),
+        **numbers,
+        "cut_off": int(found.was_cut.sum()),
+        "max_steps": found.max_steps,
+    }

@@ -36,7 +36,14 @@ def check_at_least_1(**numbers: int | None) -> None:
 def work_bar(words: str) -> Iterator[Callable[[int, int], None]]:
     """A function (done, total) that draws a progress bar on stderr."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     bar = Progress(
         TextColumn("{task.description}"),

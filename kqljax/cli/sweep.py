@@ -18,9 +18,29 @@ from kqljax.cli.base import INTERRUPTED, UsageError, errors_for_people, work_bar
 if TYPE_CHECKING:
     from kqljax.lab import Results, Sweep
 
-_GRID = ("task", "recipe", "kernel", "eta", "gamma", "lam", "beta", "features", "tolerance", "dtype")
+_GRID = (
+    "task",
+    "recipe",
+    "kernel",
+    "eta",
+    "gamma",
+    "lam",
+    "beta",
+    "features",
+    "tolerance",
+    "dtype",
+)
 _SIZES = ("seeds", "first_seed", "steps", "episodes", "curve_points", "chunk")
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
 Words = Annotated[tuple[str, ...], arg(metavar="VALUE ...")]
 
 
@@ -112,7 +132,10 @@ class SweepCommand:
                         say=lambda text: print(text, file=sys.stderr),
                     )  # fmt: skip
             except KeyboardInterrupt:
-                print(f"stopped; finished runs are in {self.out}, the same command goes on.", file=sys.stderr)
+                print(
+                    f"stopped; finished runs are in {self.out}, the same command goes on.",
+                    file=sys.stderr,
+                )
                 return INTERRUPTED
             finally:
                 if client is not None:
@@ -142,12 +165,16 @@ class SweepCommand:
             common = {name: value[0] if isinstance(value, list) and len(value) == 1 else value
                       for name, value in grid.items()}  # fmt: skip
             if any(isinstance(value, list) for value in common.values()):
-                raise UsageError(f"{self.file} lists its settings: options may add one value to all, not a grid.")
+                raise UsageError(
+                    f"{self.file} lists its settings: options may add one value to all, not a grid."
+                )
             settings = tidy_settings([{**common, **setting} for setting in document["settings"]])
         elif "task" in grid:
             settings = expand_grid(grid)
         else:
-            raise UsageError("--task is missing, for example: kqljax sweep --task MountainCar-v0 --out results")
+            raise UsageError(
+                "--task is missing, for example: kqljax sweep --task MountainCar-v0 --out results"
+            )
         sizes = {name: document[name] for name in _SIZES if name in document}
         sizes |= {name: value for name in _SIZES if (value := getattr(self, name)) is not None}
         return Sweep(settings=settings, **sizes)
@@ -188,12 +215,16 @@ def _connect(address: str) -> Any:
     try:
         from distributed import Client
     except ImportError as error:
-        raise UsageError("--scheduler needs the extra `dask`: pip install 'kqljax[dask]'.") from error
+        raise UsageError(
+            "--scheduler needs the extra `dask`: pip install 'kqljax[dask]'."
+        ) from error
     try:
         return Client(address, timeout=20)
     except (OSError, ValueError) as error:
         words = f"no Dask scheduler answers at {address}: {error or type(error).__name__}."
-        raise UsageError(f"{words} Start one with `dask scheduler`, and workers with `dask worker`.") from error
+        raise UsageError(
+            f"{words} Start one with `dask scheduler`, and workers with `dask worker`."
+        ) from error
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -201,7 +232,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         text = path.read_text()
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}. It must be TOML, or JSON with the ending .json.") from error
+        raise UsageError(
+            f"cannot read {path}: {error}. It must be TOML, or JSON with the ending .json."
+        ) from error
     if not isinstance(document, dict):
         raise UsageError(f"{path} must hold a table with grid or settings.")
     return document
@@ -212,5 +245,7 @@ def parse_bytes(text: str) -> int:
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*", text)
     size = int(float(found[1]) * _UNITS.get(found[2].lower(), 0)) if found else 0
     if size <= 0:
-        raise UsageError(f"--memory must be a number of bytes such as 8GB, 500MB or 2GiB, got {text!r}.")
+        raise UsageError(
+            f"--memory must be a number of bytes such as 8GB, 500MB or 2GiB, got {text!r}."
+        )
     return size

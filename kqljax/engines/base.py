@@ -108,8 +108,8 @@ class Engine(Protocol[P]):
     ) -> tuple[P, Work]:
         """Predictions before the new pair at s_{t+1} and `query` `[l]`.
 
-        `targets` `[T]` are those of the stored pairs. They are known before the step, so that their
-        product shares the pass.
+        `targets` `[T]` are those of the stored pairs, of no meaning in empty slots. They are known
+        before the step, so that their product shares the pass.
         """
 
     def update(self, posterior: P, work: Work, target: Array) -> tuple[P, Work]:

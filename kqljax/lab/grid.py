@@ -86,7 +86,9 @@ class Sweep:
         """What tells a run from every other: its setting, its seed, and the sizes of the sweep."""
         curve = [self.curve_points, self.curve_episodes] if self.curve_points else []
         sizes = [self.steps, self.episodes, *curve]
-        return hashlib.sha256(json.dumps([setting, seed, sizes], sort_keys=True).encode()).hexdigest()[:20]
+        return hashlib.sha256(
+            json.dumps([setting, seed, sizes], sort_keys=True).encode()
+        ).hexdigest()[:20]
 
 
 class Run(NamedTuple):
@@ -113,16 +115,24 @@ class Job:
     sweep: Sweep = dataclasses.field(compare=False)
 
     def cases(self) -> list[Case]:
-        return make_cases(self.sweep.settings, self.sweep.steps, self.sweep.tasks, self.sweep.recipes)
+        return make_cases(
+            self.sweep.settings, self.sweep.steps, self.sweep.tasks, self.sweep.recipes
+        )
 
     def all_runs(self) -> list[Run]:
-        return [Run(place, seed) for place in range(len(self.positions)) for seed in self.sweep.seed_list]
+        return [
+            Run(place, seed)
+            for place in range(len(self.positions))
+            for seed in self.sweep.seed_list
+        ]
 
 
 def make_jobs(sweep: Sweep, name: str) -> list[Job]:
     """The settings in groups, in the order of their first members."""
     members: dict[Any, list[int]] = {}
-    for position, case in enumerate(make_cases(sweep.settings, sweep.steps, sweep.tasks, sweep.recipes)):
+    for position, case in enumerate(
+        make_cases(sweep.settings, sweep.steps, sweep.tasks, sweep.recipes)
+    ):
         leaves, tree = jax.tree.flatten((case.task, case.learner))
         shapes = tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
         members.setdefault((case.dtype, tree, shapes), []).append(position)
@@ -130,7 +140,9 @@ def make_jobs(sweep: Sweep, name: str) -> list[Job]:
         Job(
             f"{name}-{number}",
             tuple(positions),
-            dataclasses.replace(sweep, settings=[sweep.settings[position] for position in positions]),
+            dataclasses.replace(
+                sweep, settings=[sweep.settings[position] for position in positions]
+            ),
         )
         for number, positions in enumerate(members.values())
     ]
@@ -153,18 +165,26 @@ class Stacked(NamedTuple):
 
     def case(self, fixed: Sequence[Any], varying: Sequence[Any], place: Any) -> tuple[Any, Any]:
         """(task, learner) at a place of the group, from the leaves, which may be traced."""
-        leaves = [table[place] if same is None else same for same, table in zip(fixed, varying, strict=True)]
+        leaves = [
+            table[place] if same is None else same
+            for same, table in zip(fixed, varying, strict=True)
+        ]
         return jax.tree.unflatten(self.tree, leaves)
 
 
 def stack(cases: Sequence[Case]) -> Stacked:
     """Cases of one group as one."""
-    columns = list(zip(*(jax.tree.leaves((case.task, case.learner)) for case in cases), strict=True))
+    columns = list(
+        zip(*(jax.tree.leaves((case.task, case.learner)) for case in cases), strict=True)
+    )
     # As they are where they are the same: a number then stays a number, as in a run of its own.
     is_same = [all(np.array_equal(leaf, column[0]) for leaf in column[1:]) for column in columns]
     return Stacked(
         jax.tree.structure((cases[0].task, cases[0].learner)),
         tuple(column[0] if same else None for column, same in zip(columns, is_same, strict=True)),
-        tuple(None if same else np.stack(column) for column, same in zip(columns, is_same, strict=True)),
+        tuple(
+            None if same else np.stack(column)
+            for column, same in zip(columns, is_same, strict=True)
+        ),
         cases[0].dtype,
     )

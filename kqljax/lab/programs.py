@@ -127,8 +127,12 @@ def run_chunk(job: Job, runs: Sequence[Run], size: int) -> dict[str, np.ndarray]
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            words = f"{size} runs side by side did not fit into memory: {str(error).splitlines()[0]}"
-            raise LabError(f"{words} Give --chunk, or less --memory. Finished runs are kept.") from None
+            words = (
+                f"{size} runs side by side did not fit into memory: {str(error).splitlines()[0]}"
+            )
+            raise LabError(
+                f"{words} Give --chunk, or less --memory. Finished runs are kept."
+            ) from None
         seconds = (time.perf_counter() - start) / len(runs)
     found = {name: np.asarray(value)[: len(runs)] for name, value in outcome._asdict().items()}
     return found | {"seconds": np.full(len(runs), seconds)}

@@ -73,9 +73,13 @@ def run_sweep(
     try:
         chunks.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LabError(f"cannot write to {out}: {error.strerror or error}. Give another --out.") from error
+        raise LabError(
+            f"cannot write to {out}: {error.strerror or error}. Give another --out."
+        ) from error
     found = _read_chunks(chunks, say)
-    work: list[Work] = [(job, [run for run in job.all_runs() if _name(job, run) not in found]) for job in jobs]
+    work: list[Work] = [
+        (job, [run for run in job.all_runs() if _name(job, run) not in found]) for job in jobs
+    ]
     total, done = sum(len(job.all_runs()) for job in jobs), sum(len(job.all_runs()) for job in jobs)
     done -= sum(len(runs) for _, runs in work)
     if done:
@@ -91,7 +95,11 @@ def run_sweep(
     finally:
         executor.close()  # type: ignore[attr-defined]
     results = _make_results(sweep, found)
-    _write_csv(Path(out) / "results.csv", [{**row, "seconds": None} for row in results.rows], drop="seconds")
+    _write_csv(
+        Path(out) / "results.csv",
+        [{**row, "seconds": None} for row in results.rows],
+        drop="seconds",
+    )
     if results.curves:
         _write_csv(Path(out) / "curves.csv", results.curves)
     return results
@@ -125,7 +133,10 @@ def _on_cluster(client: Any, work: Sequence[Work], memory: int | None) -> Done:
     workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
     futures: dict[Any, Any] = {}
     try:
-        asked = [client.submit(chunk_size, job, _at_most(job, workers), memory, pure=False) for job, _ in work]
+        asked = [
+            client.submit(chunk_size, job, _at_most(job, workers), memory, pure=False)
+            for job, _ in work
+        ]
         futures |= dict.fromkeys(asked)
         sizes = client.gather(asked)
         for (job, runs), size in zip(work, sizes, strict=True):
@@ -154,11 +165,18 @@ def _made_by() -> dict[str, str]:
     return {"kqljax": kqljax.__version__, "jax": jax.__version__, "numpy": np.__version__}
 
 
-def _write_chunk(chunks: Path, job: Job, runs: Sequence[Run], part: dict[str, np.ndarray]) -> dict[str, Row]:
+def _write_chunk(
+    chunks: Path, job: Job, runs: Sequence[Run], part: dict[str, np.ndarray]
+) -> dict[str, Row]:
     names = [_name(job, run) for run in runs]
     name = hashlib.sha256("".join(names).encode()).hexdigest()[:20]
     settings = [job.sweep.settings[run.place] for run in runs]
-    content = {"made_by": _made_by(), "runs": names, "settings": settings, "seeds": [run.seed for run in runs]}
+    content = {
+        "made_by": _made_by(),
+        "runs": names,
+        "settings": settings,
+        "seeds": [run.seed for run in runs],
+    }
     io.save(chunks / f"{name}.npz", KIND, {**content, **part})
     return _by_run(names, part)
 
@@ -175,14 +193,19 @@ def _read_chunks(chunks: Path, say: Callable[[str], None]) -> dict[str, Row]:
         made_by = content.pop("made_by")
         if made_by != _made_by():
             others.add(", ".join(f"{name} {version}" for name, version in made_by.items()))
-        found |= _by_run(content.pop("runs"), {key: content[key] for key in content if key not in ("settings", "seeds")})
+        found |= _by_run(
+            content.pop("runs"),
+            {key: content[key] for key in content if key not in ("settings", "seeds")},
+        )
     for words in sorted(others):
         say(f"some runs in {chunks.parent} were made with {words}; they are kept")
     return found
 
 
 def _by_run(names: Sequence[str], part: dict[str, np.ndarray]) -> dict[str, Row]:
-    return {name: {key: value[index] for key, value in part.items()} for index, name in enumerate(names)}
+    return {
+        name: {key: value[index] for key, value in part.items()} for index, name in enumerate(names)
+    }
 
 
 # Results ---------------------------------------------------------------------------------------------
@@ -194,13 +217,20 @@ def _make_results(sweep: Sweep, found: dict[str, Row]) -> Results:
     for setting in sweep.settings:
         for seed in sweep.seed_list:
             run = found[sweep.run_name(setting, seed)]
-            is_sound, returns, ended = bool(run["is_sound"]), run["returns"], int(run["training_episodes"])
+            is_sound, returns, ended = (
+                bool(run["is_sound"]),
+                run["returns"],
+                int(run["training_episodes"]),
+            )
             own = {**{name: setting.get(name) for name in sweep.names}, "seed": seed}
             numbers = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
             results.rows.append(
                 {
                     **own,
-                    **{f"return_{name}": float(f(returns)) if is_sound else None for name, f in numbers.items()},
+                    **{
+                        f"return_{name}": float(f(returns)) if is_sound else None
+                        for name, f in numbers.items()
+                    },
                     "episodes": sweep.episodes,
                     "steps": sweep.steps,
                     "training_return": float(run["training_return"]) if ended else None,
@@ -212,7 +242,9 @@ def _make_results(sweep: Sweep, found: dict[str, Row]) -> Results:
             # A learner with a loop of its own has no curve.
             for step, values in zip(sweep.curve_steps, run["curve"], strict=False):
                 mean = float(np.mean(values)) if np.all(np.isfinite(values)) else None
-                results.curves.append({**own, "step": step, "return_mean": mean, "episodes": sweep.curve_episodes})
+                results.curves.append(
+                    {**own, "step": step, "return_mean": mean, "episodes": sweep.curve_episodes}
+                )
     return results
 
 
@@ -225,5 +257,7 @@ def _write_csv(path: Path, rows: Sequence[Row], drop: str = "") -> None:
     try:
         io.replace_file(path, lambda file: file.write(text.getvalue().encode()))
     except OSError as error:
-        words = f"cannot write {path}: {error.strerror or error}. All runs are kept: free some space"
+        words = (
+            f"cannot write {path}: {error.strerror or error}. All runs are kept: free some space"
+        )
         raise LabError(f"{words} and give the same command again.") from error

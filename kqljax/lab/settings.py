@@ -55,7 +55,12 @@ PREFIXES = {
     "params.": "a parameter of the environment, such as params.gravity",
     "rounds.": "a number of kqljax.rounds.Recipe, such as rounds.bonus",
 }
-_CHOICES = {"kernel": tuple(KERNELS), "features": FEATURES, "dtype": DTYPES, "tie_break": TIE_BREAKS}
+_CHOICES = {
+    "kernel": tuple(KERNELS),
+    "features": FEATURES,
+    "dtype": DTYPES,
+    "tie_break": TIE_BREAKS,
+}
 _OF_ANY = ("task", "recipe")
 _OF_CONFIG = ("gamma", "lam", "beta", "tie_break")
 
@@ -94,21 +99,32 @@ def expand_grid(grid: Mapping[str, Any], recipes: Recipes | None = None) -> list
       >>> [setting.get("eta") for setting in expand_grid(grid)]
       [None, 0.01, 0.02]
     """
-    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in grid.items()}
+    lists = {
+        name: value if isinstance(value, (list, tuple)) else [value] for name, value in grid.items()
+    }
     for name, values in lists.items():
         if not values:
             raise LabError(f"{name} has no values.")
-    combined = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
-    kept = [{name: value for name, value in setting.items() if _belongs(name, setting)} for setting in combined]
+    combined = [
+        dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())
+    ]
+    kept = [
+        {name: value for name, value in setting.items() if _belongs(name, setting)}
+        for setting in combined
+    ]
     for name in lists:
         if not any(name in setting for setting in kept):
             recipe = combined[0].get("recipe", ROUNDS)
-            remedy = " Add recipe paper (--recipe paper)." if recipe == ROUNDS and name in NAMES else ""
+            remedy = (
+                " Add recipe paper (--recipe paper)." if recipe == ROUNDS and name in NAMES else ""
+            )
             raise LabError(f"{name} means nothing beside {describe(kept[0])}.{remedy}")
     return tidy_settings(kept, recipes)
 
 
-def tidy_settings(settings: Sequence[Mapping[str, Any]], recipes: Recipes | None = None) -> list[Setting]:
+def tidy_settings(
+    settings: Sequence[Mapping[str, Any]], recipes: Recipes | None = None
+) -> list[Setting]:
     """Settings with values of the right types, each once, all in one order of names."""
     parsed = []
     for setting in settings:
@@ -117,7 +133,9 @@ def tidy_settings(settings: Sequence[Mapping[str, Any]], recipes: Recipes | None
             raise LabError(f"a setting needs a task. Known: {', '.join(TASKS)}.")
         for name in setting:
             if not _belongs(name, setting):
-                raise LabError(f"setting {describe(setting)}: {name} means nothing beside the others.")
+                raise LabError(
+                    f"setting {describe(setting)}: {name} means nothing beside the others."
+                )
     used = {name for setting in parsed for name in setting}
     order = [*(name for name in NAMES if name in used), *sorted(used - NAMES.keys())]
     unique: dict[Any, Setting] = {}
@@ -133,7 +151,9 @@ def parse_value(name: str, value: Any, recipes: Recipes | None = None) -> Any:
     if kind is None:
         return value
     try:
-        if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):
+        if isinstance(value, bool) or (
+            kind is int and isinstance(value, float) and not value.is_integer()
+        ):
             raise ValueError
         found = kind(value)
         if kind is float and not math.isfinite(found):
@@ -141,7 +161,9 @@ def parse_value(name: str, value: Any, recipes: Recipes | None = None) -> Any:
     except (TypeError, ValueError):
         what = {int: "a whole number", float: "a finite number", str: "a word"}[kind]
         raise LabError(f"{name} must be {what}, got {value!r}.") from None
-    choices = _CHOICES.get(name, (ROUNDS, PAPER, *(recipes or ())) if name == "recipe" else (found,))
+    choices = _CHOICES.get(
+        name, (ROUNDS, PAPER, *(recipes or ())) if name == "recipe" else (found,)
+    )
     if found not in choices:
         raise LabError(unknown_name(name, found, choices))
     return found
@@ -157,7 +179,11 @@ def _kind(name: str, recipes: Recipes) -> Any:
     if prefix == "rounds":
         numbers = {each.name: each.default for each in dataclasses.fields(DEFAULT)}
         if not isinstance(numbers.get(field), (int, float)):
-            known = [f"rounds.{each}" for each, value in numbers.items() if isinstance(value, (int, float))]
+            known = [
+                f"rounds.{each}"
+                for each, value in numbers.items()
+                if isinstance(value, (int, float))
+            ]
             raise LabError(unknown_name("setting", name, known))
         return type(numbers[field])
     if prefix in recipes and field:
@@ -176,7 +202,7 @@ def _belongs(name: str, setting: Mapping[str, Any]) -> bool:
     return recipe == PAPER and {
         "eta": kernel == "rbf",
         "length_scale": kernel.startswith("matern"),
-        "tolerance": kind in ("taylor", "fourier", "nystrom"),
+        "tolerance": kind in ("taylor", "nystrom"),
         "frequencies": kind == "fourier",
     }.get(name, True)
 
@@ -193,20 +219,34 @@ def make_cases(
     """Task and learner of each setting for runs of `num_steps`; LabError where one cannot be run."""
     # Settings that differ in gamma, lam or beta alone share one feature map.
     maps: dict[Any, Any] = {}
-    return [_make_case(setting, num_steps, tasks or {}, recipes or {}, maps) for setting in settings]
+    return [
+        _make_case(setting, num_steps, tasks or {}, recipes or {}, maps) for setting in settings
+    ]
 
 
 def _make_case(
-    setting: Setting, num_steps: int, tasks: Mapping[str, Task], recipes: Recipes, maps: dict[Any, Any]
+    setting: Setting,
+    num_steps: int,
+    tasks: Mapping[str, Task],
+    recipes: Recipes,
+    maps: dict[Any, Any],
 ) -> Case:
     recipe, dtype = setting.get("recipe", ROUNDS), setting.get("dtype", DTYPES[0])
     try:
         task = _make_task(setting, tasks)
         if recipe in recipes:
-            numbers = {name.partition(".")[2]: setting[name] for name in setting if name.startswith(f"{recipe}.")}
+            numbers = {
+                name.partition(".")[2]: setting[name]
+                for name in setting
+                if name.startswith(f"{recipe}.")
+            }
             return Case(task, recipes[recipe](task, num_steps, **numbers), dtype)
         if recipe == ROUNDS:
-            numbers = {name.removeprefix("rounds."): setting[name] for name in setting if name.startswith("rounds.")}
+            numbers = {
+                name.removeprefix("rounds."): setting[name]
+                for name in setting
+                if name.startswith("rounds.")
+            }
             learner = dataclasses.replace(DEFAULT, **numbers)
             learner.validate()
             return Case(task, learner, dtype)
@@ -236,9 +276,13 @@ def _make_task(setting: Setting, tasks: Mapping[str, Task]) -> Task:
         if key.startswith("params."):
             field = key.removeprefix("params.")
             if field == "max_steps_in_episode":
-                raise LabError(f"{key}: the length of an episode is part of the task: make a task of your own.")
+                raise LabError(
+                    f"{key}: the length of an episode is part of the task: make a task of your own."
+                )
             if not hasattr(task.params, field):
-                known = [f"params.{each}" for each in getattr(task.params, "__dataclass_fields__", {})]
+                known = [
+                    f"params.{each}" for each in getattr(task.params, "__dataclass_fields__", {})
+                ]
                 raise LabError(unknown_name("setting", key, known))
             changes[field] = int(value) if isinstance(getattr(task.params, field), int) else value
     return dataclasses.replace(task, params=task.params.replace(**changes)) if changes else task
@@ -248,7 +292,11 @@ def _make_kernel(setting: Setting, task: Task) -> Kernel:
     name = setting.get("kernel", "rbf")
     if name == "rbf":
         return RBF(eta=setting.get("eta", task.eta))
-    return Linear() if name == "linear" else KERNELS[name](length_scale=setting.get("length_scale", 1.0))
+    return (
+        Linear()
+        if name == "linear"
+        else KERNELS[name](length_scale=setting.get("length_scale", 1.0))
+    )
 
 
 def _make_features(setting: Setting, kernel: Kernel, task: Task, maps: dict[Any, Any]) -> Any:
@@ -265,8 +313,6 @@ def _make_features(setting: Setting, kernel: Kernel, task: Task, maps: dict[Any,
         elif kind == "nystrom":
             states = sample_states(task)
             maps[place] = features.nystrom(kernel, states, task.num_actions, tolerance)
-        elif "frequencies" in setting:
-            maps[place] = features.fourier(kernel, *sizes, setting["frequencies"])
         else:
-            maps[place] = features.fourier(kernel, *sizes, tolerance=tolerance)
+            maps[place] = features.fourier(kernel, *sizes, setting.get("frequencies", 256))
     return maps[place]

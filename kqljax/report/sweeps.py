@@ -26,9 +26,15 @@ def summarise_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
         cells.setdefault(tuple(row[name] for name in names), []).append(row)
     summary = []
     for values, own in cells.items():
-        setting = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        setting = {
+            name: value for name, value in zip(names, values, strict=True) if value is not None
+        }
         sound = [row for row in own if row["is_sound"]]
-        found = summarise([row["return_mean"] for row in sound])._asdict() if sound else {"num_seeds": 0}
+        found = (
+            summarise([row["return_mean"] for row in sound])._asdict()
+            if sound
+            else {"num_seeds": 0}
+        )
         bad = [row["seed"] for row in own if not row["is_sound"]]
         summary.append({"setting": setting, **found, "unsound_seeds": bad})
     return summary
@@ -45,7 +51,9 @@ def print_best(rows: Sequence[Row], names: Sequence[str], top: int = 10) -> None
     for task in dict.fromkeys(row["task"] for row in rows):
         cells = [cell for cell in summary if cell["setting"]["task"] == task]
         cells.sort(key=lambda cell: -cell.get("iqm", -np.inf))
-        title = f"{task}: {rows[0]['steps']} steps, {rows[0]['episodes']} evaluation episodes a seed"
+        title = (
+            f"{task}: {rows[0]['steps']} steps, {rows[0]['episodes']} evaluation episodes a seed"
+        )
         table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
         table.caption = "IQM over seeds with its 95% bootstrap interval"
         for name in (*shown, r"IQM \[95%]", "mean", "worst .. best seed", "seeds"):
@@ -60,7 +68,9 @@ def print_best(rows: Sequence[Row], names: Sequence[str], top: int = 10) -> None
             table.add_row(*values, interval, f"{cell['mean']:.1f}", spread, str(cell["num_seeds"]))
         console.print(table)
         if len(cells) > top:
-            console.print(f"and {len(cells) - top} more in results.csv", style="dim", highlight=False)
+            console.print(
+                f"and {len(cells) - top} more in results.csv", style="dim", highlight=False
+            )
     for cell in summary:
         if cell["unsound_seeds"]:
             setting = ", ".join(f"{name}={_word(value)}" for name, value in cell["setting"].items())
@@ -87,7 +97,9 @@ def draw_sweep(rows: Sequence[Row], names: Sequence[str]) -> Any:
             wide = at + rng.uniform(-0.12, 0.12, returns.size)
             panel.scatter(wide, returns, s=12, color=_DOTS, alpha=0.5, linewidths=0)
             found = summarise(returns)
-            panel.plot([at + 0.25] * 2, [found.low, found.high], color=INK, lw=2.0, solid_capstyle="butt")
+            panel.plot(
+                [at + 0.25] * 2, [found.low, found.high], color=INK, lw=2.0, solid_capstyle="butt"
+            )
             panel.plot(at + 0.25, found.iqm, marker="D", ms=5.5, mfc=INK, mec="white", mew=0.9)
         panel.set_title(task, loc="left", fontsize=10.5, color=INK)
         panel.set_xticks(range(len(values)), labels)
