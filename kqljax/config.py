@@ -50,7 +50,7 @@ class KQLConfig:
     kernel: Kernel
     num_actions: int
     horizon: int
-    engine: Engine = Exact()
+    engine: Engine = Exact()  # noqa: RUF009 - it has no fields
     gamma: Any = 0.95
     lam: Any = None
     beta: Any = None

@@ -172,10 +172,7 @@ class Exact:
         """Where no slot is free the last block of the whitener is closed: fewer zeros to read."""
         old, more = posterior.capacity, capacity - posterior.capacity
         *closed, last = posterior.whitener
-        if is_full:
-            blocks = (*closed, last, jnp.zeros((more, capacity), last.dtype))
-        else:
-            blocks = (*closed, pad(last, more, 0, 1))
+        new = (last, jnp.zeros((more, capacity), last.dtype)) if is_full else (pad(last, more, 0, 1),)
         cross = pad(posterior.cross.reshape(old, -1, old), more, 0, 2).reshape(capacity, -1)
         obs, next_obs, rows = jax.tree.map(
             lambda array: pad(array, more, 1), (posterior.obs, posterior.next_obs, posterior.rows)
@@ -186,7 +183,7 @@ class Exact:
             obs=obs,
             action=pad_actions(posterior.action, more),
             next_obs=next_obs,
-            whitener=blocks,
+            whitener=(*closed, *new),
             cross=cross,
             alpha=pad(posterior.alpha, more, 0),
             rows=rows,
