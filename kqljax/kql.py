@@ -175,7 +175,9 @@ def kql_step_and_act(
     state, info, found = _learn(cfg, state, transition, obs)
     assert found is not None
     q_tilde = optimistic(in_dtype(cfg, state.reward.dtype), found)
-    return state, info, choose(key, cfg, q_tilde), q_tilde
+    # A state that holds no pair yet would not notice.
+    is_number = jnp.all(jnp.isfinite(jnp.asarray(obs)))
+    return state, info, jnp.where(is_number, choose(key, cfg, q_tilde), -1), q_tilde
 
 
 def _learn(

@@ -13,12 +13,10 @@ from cases import (
     KERNELS,
     assert_close,
     config,
-    fourier,
     jit,
     joined,
     learn,
     make_map,
-    nystrom,
     part,
     predict,
     random_pairs,
@@ -307,12 +305,12 @@ def test_the_residual_shows_what_float32_cannot_do(case, lam):
 NARROW = kqljax.RBF(eta=20.0)
 LEFT, RIGHT = np.linspace(-1.0, -0.2, 9)[:, None], np.linspace(0.3, 1.0, 9)[:, None]
 MADE_ON_THE_LEFT = {
-    "nystrom": lambda: nystrom(NARROW, LEFT, 2),
-    "nystrom of a scaled product": lambda: nystrom(
+    "nystrom": lambda: features.nystrom(NARROW, LEFT, 2),
+    "nystrom of a scaled product": lambda: features.nystrom(
         0.5 * (kqljax.RBF(eta=5.0) * kqljax.RBF(eta=15.0)), LEFT, 2
     ),
     "taylor of a low order": lambda: features.taylor(NARROW, 1, 2, order=12),
-    "fourier of matern": lambda: fourier(kqljax.Matern32(length_scale=0.15), 1, 2),
+    "fourier of matern": lambda: features.fourier(kqljax.Matern32(length_scale=0.15), 1, 2),
 }
 
 
@@ -344,7 +342,7 @@ def test_an_unseen_state_is_unknown(name, dtype):
 def test_random_fourier_features_run_out():
     """400 places in the left of a square: with 64 frequencies the right seems half known."""
     rng = np.random.default_rng(1)
-    made = fourier(NARROW, 2, 2, 64)
+    made = features.fourier(NARROW, 2, 2, 64)
     cfg = kqljax.KQLConfig(
         kernel=NARROW, num_actions=2, horizon=400, lam=1e-3, engine=kqljax.Weights(made)
     )

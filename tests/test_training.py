@@ -244,7 +244,7 @@ def test_training_in_float32():
     assert kinds == {jnp.dtype("float32"), jnp.dtype("int32"), jnp.dtype("bool")}
     assert bool(run.is_sound)
     run = jax.eval_shape(lambda key: kqljax.train(key, MOUNTAIN_CAR, cfg, 30, dtype="float32"), KEY)
-    assert (run.state.q_hat.dtype, run.log.raw_reward.dtype) == (jnp.float32, jnp.float64)
+    assert (run.state.reward.dtype, run.log.raw_reward.dtype) == (jnp.float32, jnp.float64)
 
 
 def test_training_lowers_for_accelerators():
