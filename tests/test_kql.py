@@ -200,7 +200,7 @@ def test_past_capacity_nothing_is_overwritten(engine):
 
 @pytest.mark.parametrize("engine", ["exact", "taylor"])
 def test_stages_are_the_same_run(engine):
-    """Full states that grow outside of jit, and half-full ones inside, say what one capacity says."""
+    """Full states that grow outside of jit, half-full ones inside, say what one capacity says."""
     cfg = config(
         engine, **({"kernel": kqljax.Matern32(length_scale=2.0)} if engine == "exact" else {})
     )

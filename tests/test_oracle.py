@@ -63,7 +63,7 @@ def watched(task, name):
         oracle_kernel, cfg.num_actions, cfg.gamma, cfg.lam, cfg.beta, cfg.terminal_value
     )
     recording = record(task, STEPS, reference)
-    assert recording.truncated.sum() >= 3
+    assert recording.truncated.any()
     assert recording.terminated.sum() >= (3 if task == "CartPole-v1" else 0)
     return reference, transitions_of(recording)
 
