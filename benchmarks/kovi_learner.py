@@ -86,6 +86,10 @@ class Info(NamedTuple):
     is_finite: Array
     is_stored: Array
 
+    @property
+    def is_sound(self) -> Array:
+        return self.is_finite & self.is_stored
+
 
 @functools.partial(register, static=("pooled", "max_episodes", "length"))
 @dataclasses.dataclass(frozen=True, kw_only=True)

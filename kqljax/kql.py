@@ -26,7 +26,7 @@ import numpy as np
 from kqljax.arrays import in_dtype, pad
 from kqljax.checks import float_dtype, whole_number
 from kqljax.config import KQLConfig
-from kqljax.engines.base import put
+from kqljax.engines.base import Sizes, put
 from kqljax.errors import is_known
 from kqljax.state import KQLInfo, KQLState, Prediction, Transition, check_obs, check_transition
 
@@ -54,9 +54,10 @@ def kql_init(
     whole_number("capacity", capacity, 1, "Leave it out for the config's horizon.")
     cfg.check(obs_dim)
     lam = cfg.lam if is_known(cfg.lam) or dtype is not None else None
-    dtype, most = float_dtype(dtype), max(cfg.horizon, capacity)
-    cfg.engine.validate(cfg.kernel, lam, obs_dim, cfg.num_actions, most, dtype)
-    posterior = cfg.engine.init(cfg.kernel, cfg.lam, obs_dim, cfg.num_actions, capacity, dtype)
+    sizes = Sizes(cfg.num_actions, max(cfg.horizon, capacity), obs_dim, float_dtype(dtype))
+    cfg.engine.validate(cfg.kernel, lam, sizes)
+    posterior = cfg.engine.init(cfg.kernel, cfg.lam, sizes._replace(capacity=capacity))
+    dtype = sizes.dtype
     return KQLState(posterior, jnp.zeros((capacity,), dtype), jnp.zeros((capacity,), bool))
 
 

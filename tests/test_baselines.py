@@ -12,9 +12,9 @@ import pytest
 import sb3_dqn
 from kovi_learner import KOVI, make_kovi
 
-from kqljax.baselines import dqn, random, train
+from kqljax import evaluate, train
+from kqljax.baselines import dqn, random
 from kqljax.kernels import RBF
-from kqljax.rounds import evaluate
 from kqljax.tasks import Task, make_task
 
 KEY = jax.random.key(0)

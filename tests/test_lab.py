@@ -74,8 +74,8 @@ def test_a_run_is_train_and_evaluate_with_the_seed_of_the_row(tmp_path):
 
     @jax.jit
     def alone(keys, cfg):
-        run = kqljax.train(task, cfg, keys[0], stages=1, eval_at=(20, 40), eval_episodes=2)
-        return run, kqljax.evaluate(task, cfg, run.state, keys[1], 3)
+        run = kqljax.train(keys[0], task, cfg, 40, eval_at=(20, 40), eval_episodes=2)
+        return run, kqljax.evaluate(keys[1], task, run, 3)
 
     for row in found.rows:
         cfg = task.config(kernel=kqljax.RBF(eta=row["eta"]), horizon=40)
@@ -170,30 +170,29 @@ def cluster():
     distributed = pytest.importorskip("distributed", reason="pip install 'kqljax[dask]'")
     with distributed.LocalCluster(
         n_workers=0, host="127.0.0.1", dashboard_address=None, protocol="tcp"
-    ) as scheduler:
-        with distributed.Client(scheduler) as client:
-            workers = []
+    ) as scheduler, distributed.Client(scheduler) as client:
+        workers = []
 
-            def start():
-                command = [
-                    sys.executable,
-                    "-m",
-                    "distributed.cli.dask_worker",
-                    scheduler.scheduler_address,
-                ]
-                options = ["--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-                workers.append(
-                    subprocess.Popen(
-                        [*command, *options], env=ENVIRONMENT, stderr=subprocess.DEVNULL
-                    )
+        def start():
+            command = [
+                sys.executable,
+                "-m",
+                "distributed.cli.dask_worker",
+                scheduler.scheduler_address,
+            ]
+            options = ["--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+            workers.append(
+                subprocess.Popen(
+                    [*command, *options], env=ENVIRONMENT, stderr=subprocess.DEVNULL
                 )
-                client.wait_for_workers(len(workers), timeout=120)
-                return workers[-1]
+            )
+            client.wait_for_workers(len(workers), timeout=120)
+            return workers[-1]
 
-            yield client, start
-            for worker in workers:
-                worker.kill()
-                worker.wait()
+        yield client, start
+        for worker in workers:
+            worker.kill()
+            worker.wait()
 
 
 def test_chunks_of_a_killed_worker_go_to_another(tmp_path, whole, cluster):

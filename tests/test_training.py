@@ -126,7 +126,7 @@ def test_log_and_state_tell_one_story():
     assert not bool((log.terminated & log.truncated).any())
     # The next transition begins where the one before ended, or anew.
     is_over = np.asarray(log.terminated | log.truncated)[:39]
-    assert is_over.sum() >= 2
+    assert is_over.any()
     went_on = np.all(np.asarray(stored.obs.T[1:40] == stored.next_obs.T[:39]), axis=1)
     np.testing.assert_array_equal(went_on, ~is_over)
     starts = np.flatnonzero(np.append(True, is_over))
@@ -138,21 +138,14 @@ def test_fewer_steps_than_the_horizon_leave_room():
     cfg, run, _ = trained()
     stored = run.state.posterior
     obs, next_obs = stored.obs.T[:40], stored.next_obs.T[:40]
-    state = run.state
-    for i in range(20):
-        state, info = jit(kqljax.kql_step)(
-            cfg, state, kqljax.Transition(obs[i], jnp.int32(1), 0.25, next_obs[i], False)
-        )
-        assert bool(info.is_stored)
+    state, more = run.state, jnp.full(20, 0.25)
+    pushed = kqljax.Transition(obs[:20], jnp.ones(20, jnp.int32), more, next_obs[:20], more > 1)
+    state, info = learn(cfg, state, pushed)
+    assert bool(info.is_stored.all())
     assert int(state.num_stored) == 60
     # The same as all transitions in one go, in a state that never grew.
-    data = kqljax.Transition(
-        jnp.concatenate([obs, obs[:20]]),
-        jnp.concatenate([run.log.action, jnp.ones(20, jnp.int32)]),
-        jnp.concatenate([run.state.reward[:40], jnp.full(20, 0.25)]),
-        jnp.concatenate([next_obs, next_obs[:20]]),
-        jnp.concatenate([run.log.terminated, jnp.zeros(20, bool)]),
-    )
+    first = (obs, run.log.action, run.state.reward[:40], next_obs, run.log.terminated)
+    data = jax.tree.map(lambda *parts: jnp.concatenate(parts), kqljax.Transition(*first), pushed)
     whole, _ = learn(cfg, kqljax.kql_init(cfg, 4), data)
     np.testing.assert_allclose(state.q_hat, whole.q_hat, atol=1e-7)
     np.testing.assert_allclose(state.width, whole.width, atol=1e-7)
