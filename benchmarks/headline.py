@@ -39,7 +39,7 @@ from paper import PAPER, PAPER_TASKS
 
 import kqljax
 from kqljax import rounds
-from kqljax.baselines import dqn, train
+from kqljax.baselines import dqn
 from kqljax.report import style, summarise
 
 RESULTS = Path(__file__).parent / "results"
@@ -155,7 +155,7 @@ def run_our_dqn(steps: int, episodes: int) -> dict:
     task = kqljax.make_task(DQN_TASK)
     learner = dqn.paper_config(DQN_TASK)
     start = time.perf_counter()
-    program = jax.jit(lambda key: train(key, task, learner, steps).policy).lower(jax.random.key(1)).compile()
+    program = jax.jit(lambda key: kqljax.train(key, task, learner, steps).policy).lower(jax.random.key(1)).compile()
     compile_seconds = time.perf_counter() - start
     jax.block_until_ready(program(jax.random.key(1)))
     seconds, policy = clock(program, jax.random.key(DQN_SEED))

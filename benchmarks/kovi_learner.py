@@ -32,7 +32,7 @@ from jax import lax
 
 from kqljax import regression
 from kqljax.arrays import dot
-from kqljax.kernels import RBF, Kernel, Pair, gram
+from kqljax.kernels import RBF, Kernel, Pair
 from kqljax.pytrees import register
 from kqljax.state import Transition
 from kqljax.tasks import Task
@@ -86,6 +86,10 @@ class Info(NamedTuple):
     is_finite: Array
     is_stored: Array
 
+    @property
+    def is_sound(self) -> Array:
+        return self.is_finite & self.is_stored
+
 
 @functools.partial(register, static=("pooled", "max_episodes", "length"))
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,14 +124,11 @@ class KOVI:
         end_reward, zero = task.unit_reward(jnp.zeros((), dtype)), jnp.zeros((), jnp.int32)
         return KOVIState(data, self.plan(data, end_reward), zero, zero, end_reward)
 
-    def resize(self, state: KOVIState, capacity: int) -> KOVIState:
-        return state
-
-    def act(self, key: Array, state: KOVIState, obs: Array) -> Array:
-        return self.policy(state).choose(key, obs[None], state.step)[0]
+    def act(self, key: Array, state: KOVIState, obs: Array) -> tuple[Array, KOVIState]:
+        return self.policy(state).choose(key, obs[None], state.step)[0], state
 
     def observe(
-        self, key: Array, state: KOVIState, transition: Transition, obs: Array
+        self, key: Array, state: KOVIState, transition: Transition, truncated: Array, obs: Array
     ) -> tuple[KOVIState, Array, Info]:
         """Plans where an episode is over, at its end or after H steps."""
         data, h = state.data, state.step
@@ -143,11 +144,11 @@ class KOVI:
         plan = lax.cond(is_over, lambda: self.plan(data, state.end_reward), lambda: state.plan)
         step, episode = jnp.where(is_over, 0, h + 1), state.episode + is_over.astype(jnp.int32)
         state = KOVIState(data, plan, step, episode, state.end_reward)
-        action = self.act(key, state, obs)
+        action, _ = self.act(key, state, obs)
         # A plan with values that are not finite takes action 0.
         return state, jnp.maximum(action, 0), Info(action >= 0, is_stored)
 
-    def policy(self, state: KOVIState) -> KOVIPolicy:
+    def policy(self, state: KOVIState, is_end: bool = True) -> KOVIPolicy:
         """The policy of the plan for this episode."""
         return KOVIPolicy(self, state.data, state.plan)
 
@@ -155,7 +156,7 @@ class KOVI:
         """Optimistic value iteration on the data, from the last of H steps to the first."""
 
         def fit(pairs: Pair, is_stored: Array) -> regression.Factor:
-            return regression.factor(gram(self.kernel, pairs, pairs), self.lam, is_stored)
+            return regression.factor(self.kernel.matrix(pairs, pairs), self.lam, is_stored)
 
         fitted = jax.vmap(fit)(data.pairs, data.is_stored)
         first = Plan(fitted, jnp.zeros((self.length, data.reward.shape[1]), data.reward.dtype))
@@ -240,7 +241,7 @@ class KOVIPolicy:
         )
         every = jnp.tile(jnp.eye(num_actions, dtype=obs.dtype), (count, 1))
         queries = Pair(jnp.repeat(obs, num_actions, axis=0), every)
-        vectors = jnp.where(fitted.mask, gram(self.learner.kernel, queries, pairs), 0.0)
+        vectors = jnp.where(fitted.mask, self.learner.kernel.matrix(queries, pairs), 0.0)
         own = jax.vmap(self.learner.kernel.evaluate)(queries, queries)
         width = regression.std(fitted, vectors.T, own) / jnp.sqrt(self.learner.lam)
         return vectors.reshape(count, num_actions, -1), width.reshape(count, num_actions)

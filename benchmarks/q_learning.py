@@ -32,10 +32,10 @@ class GreedyTable:
 
 
 class Info(NamedTuple):
-    """`state` `[]`, the state that was left, and `is_finite` `[]` bool."""
+    """`state` `[]`, the state that was left, and `is_sound` `[]` bool."""
 
     state: Array
-    is_finite: Array
+    is_sound: Array
 
 
 @register
@@ -62,25 +62,22 @@ class QLearning:
         shape = task.obs_dim, task.num_actions
         return jnp.full(shape, self.initial_value, jnp.zeros((), dtype).dtype)
 
-    def resize(self, q: Array, capacity: int) -> Array:
-        return q
-
-    def act(self, key: Array, q: Array, obs: Array) -> Array:
+    def act(self, key: Array, q: Array, obs: Array) -> tuple[Array, Array]:
         """Ties are broken at random."""
         explore_key, draw_key = jax.random.split(key)
         values = q[jnp.argmax(obs)]
         is_allowed = (values == jnp.max(values)) | jax.random.bernoulli(explore_key, self.epsilon)
         logits = jnp.where(is_allowed, 0.0, -jnp.inf)
-        return jax.random.categorical(draw_key, logits).astype(jnp.int32)
+        return jax.random.categorical(draw_key, logits).astype(jnp.int32), q
 
     def observe(
-        self, key: Array, q: Array, transition: Transition, obs: Array
+        self, key: Array, q: Array, transition: Transition, truncated: Array, obs: Array
     ) -> tuple[Array, Array, Info]:
         place, action = jnp.argmax(transition.obs), transition.action
         after = jnp.max(q[jnp.argmax(transition.next_obs)])
         target = transition.reward + jnp.where(transition.terminated, 0.0, self.gamma * after)
         q = q.at[place, action].add(self.learning_rate * (target - q[place, action]))
-        return q, self.act(key, q, obs), Info(place, jnp.isfinite(target))
+        return q, self.act(key, q, obs)[0], Info(place, jnp.isfinite(target))
 
-    def policy(self, q: Array) -> GreedyTable:
+    def policy(self, q: Array, is_end: bool) -> GreedyTable:
         return GreedyTable(q)

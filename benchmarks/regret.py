@@ -29,8 +29,7 @@ from q_learning import QLearning
 from tqdm import tqdm
 
 import kqljax
-from kqljax import features, theory
-from kqljax.baselines import train
+from kqljax import features, theory, train
 from kqljax.report import summarise
 from kqljax.training import EveryStep
 
@@ -54,7 +53,8 @@ def config(mdp: MDP, learner: str, horizon: int) -> kqljax.KQLConfig:
     kernel = mdp.kernel()
     table = features.nystrom(kernel, np.eye(mdp.num_states), mdp.num_actions)
     return kqljax.KQLConfig(
-        kernel=kernel, num_actions=mdp.num_actions, horizon=horizon, gamma=GAMMA, beta=beta, engine=kqljax.Weights(table), tie_break="random"
+        kernel=kernel, num_actions=mdp.num_actions, horizon=horizon, gamma=GAMMA, beta=beta,
+        engine=kqljax.Weights(table), tie_break="random",
     )
 
 
@@ -65,7 +65,7 @@ def run_kql(task, cfg, best, keys, horizon):
     def one(key):
         run = kqljax.train(key, task, EveryStep(cfg, 1), horizon)  # a step is cheap at any capacity; stages cost compile time
         # Row t of the table is the state reached at step t; the run starts on the left.
-        reached = jnp.argmax(run.state.table.obs, axis=1)
+        reached = jnp.argmax(run.state.posterior.next_obs, axis=0)
         visited = jnp.concatenate([jnp.zeros((1,), reached.dtype), reached[:-1]])
         sound = jnp.all(run.log.info.is_stored & run.log.info.is_finite)
         return theory.measured_regret(best[visited], run.log.raw_reward, cfg.gamma), sound

@@ -4,7 +4,8 @@
     python benchmarks/scaling.py --smoke    # seconds, for the tests
 
 Each figure is a whole `kqljax.train` on the task, one seed, environment and acting included, compilation apart. `exact` and
-`features` are float64, `features32` is float32, with `features.nystrom` at a tolerance of 1e-6. `vmapped32` is features32 with 16 seeds in one vmap, seconds a seed. Times
+`features` are float64, `features32` is float32, with `features.nystrom` at a tolerance of 1e-6. `vmapped32` is features32
+with 16 seeds in one vmap, seconds a seed. Times
 are printed only of runs that are sound: every transition stored, every value a number, and the features within ten times the
 tolerance at 99% of the states.
 """

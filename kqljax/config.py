@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kqljax.checks import check_gamma_and_lam, require, whole_number
-from kqljax.engines.base import Engine
+from kqljax.engines.base import Engine, Sizes
 from kqljax.engines.exact import Exact
 from kqljax.errors import describe, first_bad, is_known
 from kqljax.kernels import Kernel, NormalisationWarning
@@ -50,7 +50,7 @@ class KQLConfig:
     kernel: Kernel
     num_actions: int
     horizon: int
-    engine: Engine = Exact()
+    engine: Engine = Exact()  # noqa: RUF009 - it has no fields
     gamma: Any = 0.95
     lam: Any = None
     beta: Any = None
@@ -134,7 +134,7 @@ class KQLConfig:
         if is_known(made, lam) and not np.allclose(made, lam, rtol=1e-5, atol=0):
             raise ValueError(
                 f"the state was made with lam={np.asarray(made)}, the config has "
-                f"lam={np.asarray(lam)}; lam is part of the state's factor. {remedy}"
+                f"lam={np.asarray(lam)}; lam is part of a state's factor. {remedy}"
             )
         return obs_dim
 
@@ -163,4 +163,4 @@ class KQLConfig:
                 "engine must be kqljax.Exact() or kqljax.Weights(features), got "
                 f"{describe(self.engine)}."
             )
-        self.engine.validate(self.kernel, self.lam, None, self.num_actions, self.horizon, None)
+        self.engine.validate(self.kernel, self.lam, Sizes(self.num_actions, self.horizon))

@@ -277,6 +277,9 @@ class RBF(Kernel):
         between_actions = eta.mean() * squared_distance(x.action, y.action)
         return jnp.exp(-_weighted_distance(eta, x.obs, y.obs) - between_actions)
 
+    def diag(self, pairs: Pair) -> Array:
+        return jnp.ones(pairs.obs.shape[0], pairs.obs.dtype)
+
     is_split = True
 
     def terms(self, obs: Array, stored: Pair) -> Array:

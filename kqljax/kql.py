@@ -26,7 +26,7 @@ import numpy as np
 from kqljax.arrays import in_dtype, pad
 from kqljax.checks import float_dtype, whole_number
 from kqljax.config import KQLConfig
-from kqljax.engines.base import put
+from kqljax.engines.base import Sizes, put
 from kqljax.errors import is_known
 from kqljax.state import KQLInfo, KQLState, Prediction, Transition, check_obs, check_transition
 
@@ -54,9 +54,10 @@ def kql_init(
     whole_number("capacity", capacity, 1, "Leave it out for the config's horizon.")
     cfg.check(obs_dim)
     lam = cfg.lam if is_known(cfg.lam) or dtype is not None else None
-    dtype, most = float_dtype(dtype), max(cfg.horizon, capacity)
-    cfg.engine.validate(cfg.kernel, lam, obs_dim, cfg.num_actions, most, dtype)
-    posterior = cfg.engine.init(cfg.kernel, cfg.lam, obs_dim, cfg.num_actions, capacity, dtype)
+    sizes = Sizes(cfg.num_actions, max(cfg.horizon, capacity), obs_dim, float_dtype(dtype))
+    cfg.engine.validate(cfg.kernel, lam, sizes)
+    posterior = cfg.engine.init(cfg.kernel, cfg.lam, sizes._replace(capacity=capacity))
+    dtype = sizes.dtype
     return KQLState(posterior, jnp.zeros((capacity,), dtype), jnp.zeros((capacity,), bool))
 
 
@@ -174,7 +175,9 @@ def kql_step_and_act(
     state, info, found = _learn(cfg, state, transition, obs)
     assert found is not None
     q_tilde = optimistic(in_dtype(cfg, state.reward.dtype), found)
-    return state, info, choose(key, cfg, q_tilde), q_tilde
+    # A state that holds no pair yet would not notice.
+    is_number = jnp.all(jnp.isfinite(jnp.asarray(obs)))
+    return state, info, jnp.where(is_number, choose(key, cfg, q_tilde), -1), q_tilde
 
 
 def _learn(
@@ -193,7 +196,9 @@ def _learn(
 
     # Lines 10-14: Q-tilde_t at the states reached before, and so the targets of those steps.
     targets = bellman(cfg, state.posterior.rows, state.reward, state.terminated)
-    targets = jnp.where(state.posterior.action >= 0, targets, 0.0)
+    # Widths of unused slots are 0, where a square root has no derivative.
+    is_used = jnp.arange(state.capacity) < state.posterior.next_slot
+    targets = jnp.where(is_used, targets, 0.0)
     posterior, work = engine.prepare(state.posterior, transition, is_valid, targets, query)
     # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 23 needs.
     target = bellman(cfg, work.next, transition.reward, transition.terminated)

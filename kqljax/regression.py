@@ -376,27 +376,35 @@ class FeatureRidge(NamedTuple):
     """Ridge regression on features F `[n, m]`.
 
     Attributes:
-      lower: `[m, m]` Cholesky factor of M = F^T F + ridge I.
+      inverse: `[m, m]` L^-1 of the Cholesky factor L of M = F^T F + ridge I.
     """
 
-    lower: Array
+    inverse: Array
 
     def operator(self, features: Array) -> Array:
         """G `[m, n]` = M^-1 F^T, which takes targets to weights."""
-        identity = jnp.eye(self.lower.shape[0], dtype=self.lower.dtype)
-        return dot(solve_factored(self.lower, identity), features.T)
+        return dot(dot(self.inverse.T, self.inverse), features.T)
 
     def leverage(self, features: Array) -> Array:
         """f^T M^-1 f of rows `[q, m]`, in their dtype: `[q]`."""
-        identity = jnp.eye(self.lower.shape[0], dtype=self.lower.dtype)
-        inverse = solve_lower(self.lower, identity).astype(features.dtype)
-        return jnp.sum(dot(features, inverse.T) ** 2, axis=-1)
+        return jnp.sum(dot(features, self.inverse.T.astype(features.dtype)) ** 2, axis=-1)
+
+
+def products(features: Array) -> Array:
+    """F^T F `[m, m]`."""
+    # The barrier writes F^T down. A CPU multiplies by a matrix it has to turn at half the speed.
+    return dot(lax.optimization_barrier(features.T), features)
 
 
 def ridge_on_features(features: Array, ridge: Any) -> FeatureRidge:
     """Factors F^T F + ridge I."""
-    gram = dot(features.T, features)
-    return FeatureRidge(cholesky(gram + ridge * jnp.eye(gram.shape[0], dtype=gram.dtype)))
+    identity = jnp.eye(features.shape[1], dtype=features.dtype)
+    return FeatureRidge(solve_lower(cholesky(products(features) + ridge * identity), identity))
+
+
+def shares(whole: int) -> list[int]:
+    """An eighth, a quarter, half and all of `whole`, rounded up: lengths to compile a program for."""
+    return sorted({-(-whole // share) for share in (8, 4, 2, 1)})
 
 
 def at_size(counts: tuple[Array, ...], sizes: tuple[tuple[int, ...], ...], branch: Callable[..., Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -67,24 +67,23 @@ class Prediction(NamedTuple):
 
 
 class Posterior(Protocol):
-    """What every engine's posterior has; T slots, which come last in every array.
-
-    Attributes:
-      next_slot: `[]` int32, where the next pair goes.
-      action: `[T]` int32 actions of the stored pairs; -1 in empty slots.
-      rows: `Prediction` `[A, T]` at the states reached.
-      lam: `[]` ridge parameter.
-    """
+    """What every engine's posterior has; T slots, which come last in every array."""
 
     @property
-    def next_slot(self) -> Array: ...
+    def next_slot(self) -> Array:
+        """`[]` int32, where the next pair goes."""
+
     @property
-    def action(self) -> Array: ...
+    def action(self) -> Array:
+        """`[T]` int32 actions of the stored pairs; -1 in empty slots."""
+
     @property
-    def rows(self) -> Prediction: ...
+    def rows(self) -> Prediction:
+        """`[A, T]` at the states reached."""
+
     @property
-    def lam(self) -> Array: ...
-    def _replace(self, **fields: Any) -> Self: ...
+    def lam(self) -> Array:
+        """`[]` ridge parameter."""
 
 
 class KQLState(NamedTuple):

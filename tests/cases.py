@@ -1,4 +1,4 @@
-"""Tables of kernels and of engines, data without an environment, jitted functions that tests share."""
+"""Tables of kernels and engines, data without an environment, jitted functions that tests share."""
 
 import functools
 
@@ -147,7 +147,6 @@ def row(transitions, index):
 # Engines -----------------------------------------------------------------------------------------
 
 RBF = kqljax.RBF(eta=0.5)
-nystrom, fourier = features.dictionary, features.random_fourier
 CAP = 20.0
 """The largest value, 1 / (1 - gamma)."""
 
@@ -161,8 +160,8 @@ def make_map(name, num_actions=3):
     return {
         "taylor": lambda: features.taylor(RBF, 2, num_actions, order=4),
         "grouped": lambda: features.taylor(kqljax.RBF(eta=0.02), 2, num_actions, 1e-4),
-        "nystrom": lambda: nystrom(RBF, random_pairs(0, 60)[0], num_actions, 1e-2),
-        "fourier": lambda: fourier(RBF, 2, num_actions, 8),
+        "nystrom": lambda: features.nystrom(RBF, random_pairs(0, 60)[0], num_actions, 1e-2),
+        "fourier": lambda: features.fourier(RBF, 2, num_actions, 8),
         "linear": lambda: features.linear(kqljax.Linear(), 2, num_actions),
     }[name]()
 

@@ -234,11 +234,11 @@ def assert_is_algorithm_1(agent):
 def test_the_papers_recipe_is_algorithm_1(paper):
     assert_is_algorithm_1(paper)
     cfg = paper.recipe
-    assert (cfg.kernel, cfg.gamma, cfg.backups, cfg.horizon) == (kqljax.RBF(eta=0.02), 0.95, 1, SHORT)
+    assert (cfg.kernel, cfg.gamma, cfg.engine, cfg.horizon) == (kqljax.RBF(eta=0.02), 0.95, kqljax.Exact(), SHORT)
     assert cfg.lam == pytest.approx(1 / (10 * SHORT)) and cfg.beta == pytest.approx(cfg.lam**0.5 * 20)
     assert cfg.terminal_value == 0.0 and paper.history["terminated"].any()
     # The last action was the best of the state before it.
-    action, _ = kql_act(cfg, by_hand(paper, SHORT - 1), unit(paper, paper.history["obs"][-1]))
+    action, _ = kql_act(jax.random.key(0), cfg, by_hand(paper, SHORT - 1), unit(paper, paper.history["obs"][-1]))
     assert int(action) == paper.history["action"][-1]
 
 
@@ -268,9 +268,10 @@ def test_a_horizon_sets_lam_and_beta():
 
 def test_a_config_is_taken_as_it_is():
     features = kqljax.features.taylor(kqljax.RBF(eta=0.02), 4, 2, 1e-3)
-    cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=2, horizon=30, features=features, lam=0.1)
+    cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=2, horizon=30, engine=kqljax.Weights(features), lam=0.1)
     agent = KQL("CartPole-v1", recipe=cfg, seed=0).learn(20).learn(10)
-    assert agent.recipe == cfg and agent.num_timesteps == 30 == int(agent._memory.now.state.num_stored)
+    chex.assert_trees_all_equal(agent.recipe, cfg)
+    assert agent.num_timesteps == 30 == int(agent._memory.now.state.num_stored)
 
 
 def test_algorithm_1_needs_bounds_that_stay():

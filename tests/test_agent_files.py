@@ -1,7 +1,6 @@
 """What an agent keeps: its history, and itself as a file."""
 
 import itertools
-import json
 
 import chex
 import jax.numpy as jnp
@@ -273,7 +272,7 @@ def test_estimates_come_back(tmp_path):
 
 def test_recipes_and_features_come_back(tmp_path):
     features = kqljax.features.taylor(kqljax.RBF(eta=0.02), 4, 2, 1e-3)
-    cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=2, horizon=40, features=features)
+    cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=2, horizon=40, engine=kqljax.Weights(features))
     for recipe in (cfg, kqljax.rounds.Recipe(gamma=0.9, etas=(0.1, 0.2, 0.3, 0.4, 0.5), bonus=0.5)):
         agent = KQL("CartPole-v1", recipe=recipe, end_value=0.5 if recipe is not cfg else None, seed=0).learn(20)
         agent.save(tmp_path / "pole.npz")

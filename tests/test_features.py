@@ -294,7 +294,7 @@ def test_float32_is_refused_where_it_cannot_carry_the_tolerance(factor):
     refused = features.nystrom(kernel, BOX, 3, 1e-8 * factor)
     refused.check(kernel, 2, 3, jnp.float64)
     taken.check(kernel, 2, 3, jnp.float32)
-    cfg = kqljax.KQLConfig(kernel=kernel, num_actions=3, horizon=5, features=refused)
+    cfg = kqljax.KQLConfig(kernel=kernel, num_actions=3, horizon=5, engine=kqljax.Weights(refused))
     # Also inside jit, where the map's numbers are traced.
     for init in (kqljax.kql_init, jax.jit(kqljax.kql_init, static_argnums=(1, 2))):
         with pytest.raises(ValueError, match="float32 cannot carry these .* features.*tolerance of at least 1e-6 of"):

@@ -1,8 +1,8 @@
 """What Algorithm 1 said before it was rewritten, on recorded transitions of the paper's four tasks.
 
 `goldens.npz` holds, for each task, 150 transitions, and for each engine and dtype the acted Q-tilde
-`[N, A]`, the widths `[N]` of the new pairs and the table of Q-tilde `[N, A]` after the last step, as
-an implementation without today's engines gave them.
+`[N, A]`, the widths `[N]` of the new pairs and the table of Q-tilde `[N, A]` after the last step,
+as an implementation without today's engines gave them.
 """
 
 from pathlib import Path

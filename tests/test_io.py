@@ -13,13 +13,14 @@ import pytest
 
 import kqljax
 from kqljax import SavedFileError, io
+from kqljax.training import EveryStep
 
 TASK = kqljax.make_task("MountainCar-v0")
 KERNEL = kqljax.RBF(eta=0.02)
 CONFIGS = {
     "exact": TASK.config(horizon=24),
     "features": TASK.config(
-        KERNEL, horizon=24, features=kqljax.features.taylor(KERNEL, 2, 3, order=4)
+        KERNEL, horizon=24, engine=kqljax.Weights(kqljax.features.taylor(KERNEL, 2, 3, order=4))
     ),
 }
 
@@ -27,9 +28,9 @@ CONFIGS = {
 @functools.cache
 def trained(name):
     cfg = CONFIGS[name]
-    return cfg, jax.jit(lambda cfg, key: kqljax.train(TASK, cfg, key, stages=2).state)(
-        cfg, jax.random.key(0)
-    )
+    learner = EveryStep(cfg, 2)
+    run = jax.jit(lambda learner, key: kqljax.train(key, TASK, learner, cfg.horizon).state)
+    return cfg, run(learner, jax.random.key(0))
 
 
 def assert_same(one, other):
@@ -55,13 +56,13 @@ def test_a_state_comes_back_bit_for_bit_and_goes_on(name, tmp_path):
     assert_same(back, state)
     obs = jnp.array([0.3, -0.1])
     np.testing.assert_array_equal(
-        kqljax.kql_act(cfg, back, obs)[1], kqljax.kql_act(cfg, state, obs)[1]
+        kqljax.kql_predict(cfg, back, obs), kqljax.kql_predict(cfg, state, obs)
     )
 
 
 def test_a_batch_comes_back(tmp_path):
     cfg = CONFIGS["exact"]
-    states = jax.jit(jax.vmap(lambda key: kqljax.train(TASK, cfg, key, stages=2).state))(
+    states = jax.jit(jax.vmap(lambda key: kqljax.train(key, TASK, EveryStep(cfg, 2), 24).state))(
         jax.random.split(jax.random.key(0), 3)
     )
     kqljax.save_state(tmp_path / "states.npz", cfg, states)

@@ -100,7 +100,7 @@ def test_a_step_with_drawn_numbers_is_the_step(name):
         task = kqljax.make_task(name)
         task = kqljax.Task.wrap(
             task.env,
-            reward_range=(-20.0, 1.0),
+            reward_range=(task.reward_low, task.reward_high),
             obs_bounds=(task.centre - task.half_width, task.centre + task.half_width),
             actions=task.actions,
             max_steps=15,

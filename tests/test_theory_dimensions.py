@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 
 import kqljax
 from kqljax import features, theory
+from kqljax.training import EveryStep
 
 COUNT, LENGTH, ACTIONS = 12, 2, 3
 KERNELS = {
@@ -191,14 +192,15 @@ def test_gaussian_bound_matches_the_formula():
 def short_run():
     task = kqljax.make_task("MountainCar-v0")
     cfg = task.config(horizon=60)
-    run = jax.jit(lambda key: kqljax.train(task, cfg, key, 50, stages=2))(jax.random.key(3))
+    run = jax.jit(lambda key: kqljax.train(key, task, EveryStep(cfg, 2), 50))(jax.random.key(3))
     return cfg, run
 
 
 def test_dimensions_of_a_running_state(short_run):
     cfg, run = short_run
-    pairs, taken = run.state.posterior.pairs, np.asarray(run.state.posterior.is_taken)
-    obs, actions = np.asarray(pairs.obs)[taken], np.argmax(pairs.action, axis=1)[taken]
+    post = run.state.posterior
+    taken = np.asarray(post.action) >= 0
+    obs, actions = np.asarray(post.obs).T[taken], np.asarray(post.action)[taken]
     found = jax.jit(theory.state_dimensions)(cfg, run.state)
     over_time = theory.dimensions_over_time(cfg, run.state)
     for n in (1, 7, 23, 50):
@@ -216,14 +218,13 @@ def test_dimensions_of_a_running_state(short_run):
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-5), ("float32", 2e-2)])
 def test_dimensions_of_a_state_with_features(dtype, tolerance):
     task = kqljax.make_task("MountainCar-v0")
-    cfg = task.config(horizon=50, features=features.taylor(kqljax.RBF(eta=task.eta), 2, 3, 1e-8))
-    run = jax.jit(lambda key: kqljax.train(task, cfg, key, dtype=dtype, stages=1))(
-        jax.random.key(3)
-    )
+    cfg = task.config(horizon=50, engine=kqljax.Weights(features.taylor(kqljax.RBF(eta=task.eta), 2, 3, 1e-6)))
+    run = jax.jit(lambda key: kqljax.train(key, task, cfg, 50, dtype=dtype))(jax.random.key(3))
     exact = task.config(horizon=50)
     # The same transitions through the exact engine's state.
     post = run.state.posterior
-    rooted = np.einsum("tm,ta,amd->td", post.psi, post.action, cfg.features.root)
+    root = np.asarray(cfg.engine.features.root)
+    rooted = np.einsum("mt,ta,amd->td", post.psi, np.eye(3)[post.action], root)
     values = np.linalg.eigvalsh(rooted.astype(np.float64) @ rooted.astype(np.float64).T)
     found = theory.state_dimensions(cfg, run.state)
     np.testing.assert_allclose(

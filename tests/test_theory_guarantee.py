@@ -136,13 +136,13 @@ def test_paper_beta():
 
 
 def test_config_from_theory():
-    cfg = kqljax.KQLConfig.from_theory(
+    cfg = theory.from_theory(
         kqljax.RBF(eta=0.02), **SIZES, horizon=1000, rho=2.0, tie_break="random"
     )
     assert cfg.beta == pytest.approx(3 * 2.0 * math.sqrt(1e-4) / 0.05)
     assert (cfg.lam, cfg.gamma, cfg.horizon, cfg.tie_break) == (1e-4, 0.95, 1000, "random")
     cfg.validate(obs_dim=2)
-    noisy = kqljax.KQLConfig.from_theory(
+    noisy = theory.from_theory(
         kqljax.Linear(), **SIZES, horizon=10**6, rho=2.0, sigma=1.0, lam=1.0
     )
     assumed = theory.assume(kqljax.Linear(), **SIZES, horizon=10**6, rho=2.0, sigma=1.0, lam=1.0)

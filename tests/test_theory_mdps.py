@@ -20,7 +20,6 @@ from mdps import (
 
 import kqljax
 from kqljax import theory
-from kqljax.baselines import train
 
 KEY = jax.random.key(7)
 MDPS = [
@@ -101,14 +100,14 @@ def test_kql_explores_the_chain_and_q_learning_does_not():
     mdp, gamma, steps = chain(8), 0.9, 400
     task, best = mdp.task(), solve_tabular(mdp.transition, mdp.reward, gamma).v
     cfg = task.config(mdp.kernel(), horizon=steps, gamma=gamma, tie_break="random")
-    run = jax.jit(lambda key: kqljax.train(task, cfg, key, stages=1))(jax.random.key(0))
-    visited = np.concatenate([[0], np.argmax(run.state.table.obs, axis=1)[:-1]])
+    run = jax.jit(lambda key: kqljax.train(key, task, cfg, steps))(jax.random.key(0))
+    visited = np.concatenate([[0], np.argmax(run.state.posterior.next_obs, axis=0)[:-1]])
     kql = theory.measured_regret(best[visited], run.log.raw_reward, gamma).upper[-1]
 
     @functools.partial(jax.jit, static_argnums=0)
     @functools.partial(jax.vmap, in_axes=(None, None, 0))
     def run_table(num_steps, learner, key):
-        run = train(key, task, learner, num_steps)
+        run = kqljax.train(key, task, learner, num_steps)
         optimal = best[run.log.info.state]
         return run.policy, theory.measured_regret(optimal, run.log.raw_reward, gamma).upper[-1]
 
@@ -137,7 +136,7 @@ def _watched(num_steps, cfg, task, transition, key):
 def watched(mdp, steps, share=1.0, seeds=4, **assumed):
     sizes = {"obs_dim": mdp.num_states, "num_actions": mdp.num_actions, "horizon": steps}
     known = {"rho": mdp.rho, "sigma": mdp.sigma, "gamma": 0.9, "tie_break": "random"}
-    cfg = kqljax.KQLConfig.from_theory(mdp.kernel(), **sizes, **known, **assumed)
+    cfg = theory.from_theory(mdp.kernel(), **sizes, **known, **assumed)
     cfg = dataclasses.replace(cfg, beta=share * cfg.beta)
     # One name and so one program for all MDPs of a size.
     task, keys = dataclasses.replace(mdp.task(), name="mdp"), jax.random.split(KEY, seeds)

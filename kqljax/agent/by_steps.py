@@ -35,7 +35,8 @@ class Policy(NamedTuple):
         return self.policy.act(key, memory, obs)
 
     def values(self, obs: Any) -> Beliefs:
-        return Beliefs(*self.policy.values(obs))
+        found: Any = self.policy.values(obs)
+        return Beliefs(*found)
 
 
 class Learned(NamedTuple):

@@ -37,6 +37,22 @@ somewhere.
 """
 
 
+class Sizes(NamedTuple):
+    """What an engine has to know before it has data; None where it is not known yet.
+
+    Attributes:
+      num_actions: A.
+      capacity: T, slots for pairs.
+      obs_dim: l, numbers in an observation.
+      dtype: of all floating-point arrays.
+    """
+
+    num_actions: int
+    capacity: int
+    obs_dim: Any = None
+    dtype: Any = None
+
+
 class Work(NamedTuple):
     """What `prepare` found and the later phases need.
 
@@ -69,29 +85,17 @@ class Engine(Protocol[P]):
     Shapes: A actions, T slots, l numbers in an observation.
     """
 
-    def validate(
-        self,
-        kernel: Kernel,
-        lam: Any,
-        obs_dim: int | None,
-        num_actions: int,
-        capacity: int,
-        dtype: Any,
-    ) -> None:
-        """Raises ValueError for what this engine cannot do, a number format without enough digits
-        too.
+    def validate(self, kernel: Kernel, lam: Any, sizes: Sizes) -> None:
+        """Raises ValueError for what this engine cannot do, a dtype without enough digits too.
 
-        `obs_dim` and `dtype` are None where they are not known yet; `lam` is None where it is
-        traced and nobody asked for this dtype by name.
+        `lam` is None where it is traced and nobody asked for the dtype by name.
         """
 
     def check(self, posterior: P, kernel: Kernel, num_actions: int) -> int:
         """The length l of an observation; ValueError where another engine made the posterior."""
 
-    def init(
-        self, kernel: Kernel, lam: Any, obs_dim: int, num_actions: int, capacity: int, dtype: Any
-    ) -> P:
-        """An empty posterior with room for `capacity` pairs."""
+    def init(self, kernel: Kernel, lam: Any, sizes: Sizes) -> P:
+        """An empty posterior."""
 
     def resize(self, posterior: P, capacity: int, is_full: bool) -> P:
         """The same with more room. `is_full`: no slot is free, which some engines turn into
@@ -108,8 +112,8 @@ class Engine(Protocol[P]):
     ) -> tuple[P, Work]:
         """Predictions before the new pair at s_{t+1} and `query` `[l]`.
 
-        `targets` `[T]` are those of the stored pairs. They are known before the step, so that their
-        product shares the pass.
+        `targets` `[T]` are those of the stored pairs, of no meaning in empty slots. They are known
+        before the step, so that their product shares the pass.
         """
 
     def update(self, posterior: P, work: Work, target: Array) -> tuple[P, Work]:

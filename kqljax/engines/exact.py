@@ -29,7 +29,7 @@ from jax import lax
 
 from kqljax.arrays import dot, few_columns, in_dtype, pad
 from kqljax.checks import X64_REMEDY
-from kqljax.engines.base import Work, diagonal, pad_actions, put, put_slice, shared
+from kqljax.engines.base import Sizes, Work, diagonal, pad_actions, put, put_slice, shared
 from kqljax.errors import is_known
 from kqljax.kernels import Kernel, Pair, every_action, num_terms
 from kqljax.pytrees import register
@@ -115,19 +115,11 @@ class Exact:
       Exact()
     """
 
-    def validate(
-        self,
-        kernel: Kernel,
-        lam: Any,
-        obs_dim: int | None,
-        num_actions: int,
-        capacity: int,
-        dtype: Any,
-    ) -> None:
+    def validate(self, kernel: Kernel, lam: Any, sizes: Sizes) -> None:
         """Refuses float32 where lam is too small for it."""
-        if dtype is None or np.dtype(dtype) != np.dtype("float32"):
+        if sizes.dtype != np.dtype("float32"):
             return
-        least = least_float32_lam(capacity)
+        capacity, least = sizes.capacity, least_float32_lam(sizes.capacity)
         if lam is None:
             raise ValueError(
                 f"the exact engine needs float64, or float32 with lam of at least {least:.2g} at "
@@ -158,9 +150,8 @@ class Exact:
             )
         return obs_dim
 
-    def init(
-        self, kernel: Kernel, lam: Any, obs_dim: int, num_actions: int, capacity: int, dtype: Any
-    ) -> ExactPosterior:
+    def init(self, kernel: Kernel, lam: Any, sizes: Sizes) -> ExactPosterior:
+        num_actions, capacity, obs_dim, dtype = sizes
         kernel, lam = in_dtype((kernel, lam), dtype)
         zeros = functools.partial(jnp.zeros, dtype=dtype)
         terms = num_terms(kernel, obs_dim, num_actions)
@@ -181,10 +172,7 @@ class Exact:
         """Where no slot is free the last block of the whitener is closed: fewer zeros to read."""
         old, more = posterior.capacity, capacity - posterior.capacity
         *closed, last = posterior.whitener
-        if is_full:
-            blocks = (*closed, last, jnp.zeros((more, capacity), last.dtype))
-        else:
-            blocks = (*closed, pad(last, more, 0, 1))
+        new = (last, jnp.zeros((more, capacity), last.dtype)) if is_full else (pad(last, more, 0, 1),)
         cross = pad(posterior.cross.reshape(old, -1, old), more, 0, 2).reshape(capacity, -1)
         obs, next_obs, rows = jax.tree.map(
             lambda array: pad(array, more, 1), (posterior.obs, posterior.next_obs, posterior.rows)
@@ -195,7 +183,7 @@ class Exact:
             obs=obs,
             action=pad_actions(posterior.action, more),
             next_obs=next_obs,
-            whitener=blocks,
+            whitener=(*closed, *new),
             cross=cross,
             alpha=pad(posterior.alpha, more, 0),
             rows=rows,
@@ -336,6 +324,8 @@ class Exact:
         columns = jax.vmap(vectors)(obs).reshape(-1, posterior.capacity).T
         explained = jnp.sum(whiten(posterior, columns) ** 2, axis=0).reshape(-1, num_actions)
         own = self_kernel(posterior.kernel, obs, num_actions)
+        # An observation that is not a number must not go unnoticed where no pair is stored.
+        own = jnp.where(jnp.isfinite(jnp.sum(obs, axis=1, keepdims=True)), own, jnp.nan)
         mean = dot(posterior.alpha, columns).reshape(-1, num_actions)
         return Prediction(mean.T, (variance(own, explained) / posterior.lam).T)
 

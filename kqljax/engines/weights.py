@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from kqljax.arrays import dot, in_dtype, pad
-from kqljax.engines.base import Work, diagonal, pad_actions, put, shared
+from kqljax.engines.base import Sizes, Work, diagonal, pad_actions, put, shared
 from kqljax.errors import describe
 from kqljax.features import FeatureMap
 from kqljax.kernels import Kernel
@@ -119,21 +119,13 @@ class Weights:
 
     features: FeatureMap
 
-    def validate(
-        self,
-        kernel: Kernel,
-        lam: Any,
-        obs_dim: int | None,
-        num_actions: int,
-        capacity: int,
-        dtype: Any,
-    ) -> None:
+    def validate(self, kernel: Kernel, lam: Any, sizes: Sizes) -> None:
         if not isinstance(self.features, FeatureMap):
             raise ValueError(
                 f"Weights takes a feature map, got {describe(self.features)}. Make one with "
                 "kqljax.features, for example features.taylor(kernel, obs_dim, num_actions)."
             )
-        self.features.check(kernel, obs_dim, num_actions, dtype)
+        self.features.check(kernel, sizes.obs_dim, sizes.num_actions, sizes.dtype)
 
     def check(self, posterior: WeightPosterior, kernel: Kernel, num_actions: int) -> int:
         if not isinstance(posterior, WeightPosterior):
@@ -151,9 +143,8 @@ class Weights:
             )
         return self.features.obs_dim
 
-    def init(
-        self, kernel: Kernel, lam: Any, obs_dim: int, num_actions: int, capacity: int, dtype: Any
-    ) -> WeightPosterior:
+    def init(self, kernel: Kernel, lam: Any, sizes: Sizes) -> WeightPosterior:
+        num_actions, capacity, _, dtype = sizes
         features, lam = in_dtype((self.features, lam), dtype)
         zeros = functools.partial(jnp.zeros, dtype=dtype)
         m, d = features.num_features, features.num_weights

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import dot
+from kqljax.arrays import HIGHEST, dot
 from kqljax.rounds.backups import back_up, rewards_of
 from kqljax.rounds.pairs import stored_pairs
 from kqljax.rounds.recipe import Recipe
@@ -53,10 +53,19 @@ class Centres(NamedTuple):
 
 
 class EnsembleFit(NamedTuple):
-    """Attributes: `ensemble`; its `centres`; `backups` `[M]` int32 of each member; `is_finite` `[]` bool."""
+    """What is fitted to N transitions.
+
+    Attributes:
+      ensemble: the members.
+      centres: in the order in which they were chosen.
+      next_value: `[N]` max_a of the members' mean at the successors.
+      backups: `[M]` int32 of each member.
+      is_finite: `[]` bool.
+    """
 
     ensemble: Ensemble
     centres: Centres
+    next_value: Array
     backups: Array
     is_finite: Array
 
@@ -98,7 +107,7 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
             work=work,
         )
 
-        def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array]:
+        def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array, Array]:
             width = column_blocks * block
             features, successors = regression.dense(found, rows, row_blocks, width)
             operator = regression.ridge_on_features(features, recipe.finish_ridge).operator(features)
@@ -114,13 +123,16 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
                 tolerance=recipe.finish_tolerance,
             )
             mean = dot(operator, part.targets(done.value.astype(dtype)))
-            return jnp.pad(mean, (0, most - width)), done.made
+            value = jnp.clip(dot(successors, mean), 0.0, cap).reshape(row_blocks, -1, rows.size)
+            value = jnp.pad(value, ((0, rows.blocks - row_blocks), (0, 0), (0, 0)))
+            return jnp.pad(mean, (0, most - width)), value, done.made
 
-        mean, count = regression.at_size((rows.in_use, regression.largest(found.blocks)), _sizes(rows.blocks, columns), solve)
+        counts = rows.in_use, regression.largest(found.blocks)
+        mean, value, count = regression.at_size(counts, _sizes(rows.blocks, columns), solve)
         weights = regression.solve_lower_transposed(found.lower, mean[:, None])[:, 0]
         new = Centres(found.pivot, found.is_used, found.blocks)
         chosen = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), new, chosen)
-        return (chosen, found.features, jnp.array(False)), (weights, count)
+        return (chosen, found.features, jnp.array(False)), (weights, value, count)
 
     scales_of = [float(recipe.ratio) ** i for i in range(recipe.members)]
     empty = regression.empty_span(rows, most, dtype)
@@ -128,26 +140,48 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
     limit = columns if most_blocks is None else jnp.minimum(most_blocks, columns)
     first = min(3, recipe.members - 1)
     order = [first, *(i for i in range(recipe.members) if i != first)]
-    (chosen, _, _), (weights, count) = lax.scan(member, start, jnp.asarray([scales_of[i] for i in order], dtype))
+    scaled = jnp.asarray([scales_of[i] for i in order], dtype)
+    (chosen, _, _), (weights, value, count) = lax.scan(member, start, scaled)
     back = jnp.argsort(jnp.asarray(order))
-    weights, count = weights[back], count[back]
-    coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[chosen.pivot], recipe.finish_coupling)
+    used = UsedFirst.of(chosen.is_used, block)
+    place, action = (each[chosen.pivot[used.order]] for each in (pairs.stored_place, pairs.stored_action))
+    coupling = agree(jnp.arange(transitions.num_actions), action, recipe.finish_coupling)
     ensemble = Ensemble(
-        place=pairs.stored_place[chosen.pivot],
-        coupling=coupling.astype(dtype) * chosen.is_used,
-        weights=weights,
+        place=place,
+        coupling=coupling.astype(dtype) * chosen.is_used[used.order],
+        weights=weights[back][:, used.order],
         scale=widest,
         displacement=scales.displacement,
-        blocks=chosen.blocks,
+        blocks=used.blocks,
         cap=jnp.asarray(cap, dtype),
     )
-    return EnsembleFit(ensemble, chosen, count, jnp.all(jnp.isfinite(weights)))
+    next_value = jnp.max(jnp.mean(value, axis=0), axis=1).reshape(-1)[: transitions.capacity]
+    return EnsembleFit(ensemble, chosen, next_value, count[back], jnp.all(jnp.isfinite(weights)))
+
+
+class UsedFirst(NamedTuple):
+    """Centres in use before the others: then few blocks hold them, and acting reads only these.
+
+    Attributes: `order` `[m]`, `blocks` `[]` int32.
+    """
+
+    order: Array
+    blocks: Array
+
+    @classmethod
+    def of(cls, is_used: Array, block: int) -> UsedFirst:
+        """Of centres in blocks of `block`."""
+        count = jnp.sum(is_used, dtype=jnp.int32)
+        return cls(jnp.argsort(~is_used, stable=True), (count + block - 1) // block)
 
 
 def _sizes(rows: int, columns: int) -> tuple[tuple[int, int], ...]:
-    """Blocks of rows and of centres that programs are compiled for."""
-    sizes = ((2, 1), (rows, 1), (rows, max(1, columns // 2)))
-    return (*(size for size in sizes if size[0] <= rows and size[1] < columns), (rows, columns))
+    """Blocks of rows and of centres that programs are compiled for.
+
+    A fit in the middle of a run takes one block of centres and is as short as its rows are few.
+    """
+    quick = [(each, 1) for each in regression.shares(rows)]
+    return tuple(dict.fromkeys((*quick, (rows, -(-columns // 2)), (rows, columns))))
 
 
 def member_values(recipe: Recipe, ensemble: Ensemble, obs: Array) -> Array:
@@ -167,9 +201,9 @@ def member_values(recipe: Recipe, ensemble: Ensemble, obs: Array) -> Array:
         values = []
         for i in range(recipe.members):
             kernel = lax.integer_pow(jnp.maximum(kernel, 1e-12), recipe.ratio) if i else kernel
-            values.append(
-                lax.dot_general(kernel, coupling * weights[i], (((2,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST).T
-            )
+            # The barrier writes the kernel down. Without it XLA computes every member's from exp on.
+            kernel = lax.optimization_barrier(kernel)
+            values.append(jnp.einsum("anm,am->na", kernel, coupling * weights[i], precision=HIGHEST))
         return total + jnp.stack(values)
 
     start = jnp.zeros((recipe.members, count, num_actions), ensemble.weights.dtype)

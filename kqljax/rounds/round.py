@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from kqljax import regression
-from kqljax.rounds.ensemble import Ensemble, fit_ensemble, member_values
+from kqljax.rounds.ensemble import Ensemble, fit_ensemble
 from kqljax.rounds.learner import Learner, append, fit_learner, optimistic, query
 from kqljax.rounds.model import Model, fit_model
 from kqljax.rounds.policy import finished_action
@@ -73,9 +73,8 @@ def finish(recipe: Recipe, transitions: Transitions, scales: Scales, value: Arra
     scales = with_displacements(recipe, transitions, scales.weights, scales.fitted_at)
     fitted = fit_ensemble(recipe, transitions, scales, most_blocks)
     model = fit_model(recipe, transitions, scales, fitted.centres)
-    mean = jnp.mean(member_values(recipe, fitted.ensemble, transitions.next_obs), axis=0)
     goes_on = transitions.is_stored & ~transitions.ended
-    promised = value * (1.0 - recipe.gamma) - jnp.max(mean, axis=1) * (1.0 - recipe.finish_gamma)
+    promised = value * (1.0 - recipe.gamma) - fitted.next_value * (1.0 - recipe.finish_gamma)
     gap = jnp.sum(jnp.where(goes_on, promised, 0.0)) / jnp.maximum(jnp.sum(goes_on), 1)
     is_finite = fitted.is_finite & jnp.all(jnp.isfinite(model.weights)) & jnp.isfinite(gap)
     return Finished(fitted.ensemble, model, gap, is_finite)

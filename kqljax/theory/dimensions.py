@@ -96,7 +96,8 @@ def state_dimensions(cfg: KQLConfig, state: KQLState) -> Dimensions:
     if isinstance(state.posterior, ExactPosterior):
         over_time = dimensions_over_time(cfg, state)
         return Dimensions(over_time.effective[-1], over_time.pseudo[-1])
-    return _in_float64(_of_features, cfg.engine.features.root, *_stored(cfg, state), cfg.lam)
+    engine: Any = cfg.engine
+    return _in_float64(_of_features, engine.features.root, *_stored(cfg, state), cfg.lam)
 
 
 def dimensions_over_time(cfg: KQLConfig, state: KQLState) -> Dimensions:
@@ -142,7 +143,7 @@ def _stored(cfg: KQLConfig, state: KQLState) -> tuple[Array, Array]:
 
     The action of an empty slot is 0 everywhere. The one place that reads an engine's posterior.
     """
-    post = state.posterior
+    post: Any = state.posterior
     columns = post.obs if isinstance(post, ExactPosterior) else post.psi
     return columns.T, jax.nn.one_hot(post.action, cfg.num_actions, dtype=columns.dtype)
 
