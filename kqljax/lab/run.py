@@ -12,6 +12,7 @@ import io as text_io
 import os
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,6 +141,9 @@ def _on_cluster(client: Any, work: Work, memory: int | None) -> Done:
     except KilledWorker as error:
         words = f"a chunk ended several workers, which may have run out of memory: {error}"
         raise LabError(f"{words} Give --chunk or less --memory. Finished runs stay.") from error
+    except (CancelledError, OSError) as error:
+        words = f"the Dask scheduler was lost ({type(error).__name__})"
+        raise LabError(f"{words}. Finished runs stay: the same command goes on.") from error
     finally:
         client.cancel([*asked, *chunks])
 
