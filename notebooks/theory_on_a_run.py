@@ -40,7 +40,7 @@ jax.config.update("jax_enable_x64", True)
 STEPS = 80 if SHORT else 800
 task = kqljax.make_task("MountainCar-v0")
 cfg = task.config(horizon=STEPS)
-run = jax.jit(kqljax.train, static_argnames="stages")(task, cfg, jax.random.key(0), stages=1)
+run = jax.jit(lambda key: kqljax.train(key, task, cfg, STEPS))(jax.random.key(0))
 print(f"{STEPS} pairs, effective dimension {float(theory.state_dimensions(cfg, run.state).effective):.1f}")
 found = theory.dimensions_over_time(cfg, run.state)
 
