@@ -4,8 +4,8 @@
     python benchmarks/table1.py --small --out results/run          # make run: two tasks, few seeds
     python benchmarks/table1.py --page    # the table of docs/results.md from results/*.json
 
-Writes table1.json, table1.md, seeds.png and curves.png. Seeds are the unit: the episodes of a seed are
-averaged first, intervals are over seeds. Seeds below 1000 are for tuning, the others for reporting.
+Writes table1.json, table1.md, seeds.png and curves.png. Seeds are the unit: a seed's episodes are
+averaged first, intervals are over seeds. Seeds below 1000 are for tuning, others for reporting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sweeps: every run once, the same bits however they are made, and nothing lost when a process is killed."""
+"""Sweeps: each run once, the same bits however it is made, nothing lost to a killed process."""
 
 import csv
 import dataclasses
@@ -44,7 +44,7 @@ def whole(tmp_path_factory):
     return (out / "results.csv").read_bytes()
 
 
-# Both learners ---------------------------------------------------------------------------------------
+# Both learners -----------------------------------------------------------------------------------
 
 
 def test_rounds_and_algorithm_1_in_one_table(tmp_path):
@@ -88,7 +88,7 @@ def test_a_run_is_train_and_evaluate_with_the_seed_of_the_row(tmp_path):
         np.testing.assert_allclose([each["return_mean"] for each in points], curve.mean(axis=1))
 
 
-# Interruptions ---------------------------------------------------------------------------------------
+# Interruptions -----------------------------------------------------------------------------------
 
 
 def test_a_sweep_goes_on_with_the_same_bits(tmp_path, whole):
@@ -154,12 +154,12 @@ def test_runs_of_other_versions_are_kept_and_named(tmp_path, monkeypatch):
     assert said[0].endswith("were made with jax 0.1; they are kept")
 
 
-# A cluster -------------------------------------------------------------------------------------------
+# A cluster ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def cluster():
-    """A Dask scheduler on 127.0.0.1, and a function that starts a worker in a process of its own."""
+    """A client of a Dask scheduler on 127.0.0.1, and a function that starts a worker process."""
     distributed = pytest.importorskip("distributed", reason="pip install 'kqljax[dask]'")
     only_here = {"host": "127.0.0.1", "dashboard_address": None, "protocol": "tcp"}
     cluster = distributed.LocalCluster(n_workers=0, **only_here)
@@ -195,7 +195,7 @@ def test_chunks_of_a_killed_worker_go_to_another(tmp_path, whole, cluster):
     assert (tmp_path / "results.csv").read_bytes() == whole
 
 
-# Bad numbers, memory ---------------------------------------------------------------------------------
+# Bad numbers, memory -----------------------------------------------------------------------------
 
 
 def test_runs_with_bad_numbers_are_marked(tmp_path):
@@ -240,7 +240,7 @@ def test_chunks_shrink_until_the_program_fits(monkeypatch):
     )  # the same number on both devices
 
 
-# Settings --------------------------------------------------------------------------------------------
+# Settings ----------------------------------------------------------------------------------------
 
 
 def test_a_grid_leaves_out_what_does_not_belong():

@@ -1,11 +1,13 @@
 """benchmarks/table1.py: the sweep, the table and the page of the committed results."""
 
+import itertools
 import json
 
 import pytest
 import records
 import table1
 
+TASKS = ("MountainCar-v0", "CartPole-v0")
 ROW = {
     "task": "CartPole-v0",
     "algorithm": "kql-rbf",
@@ -36,23 +38,15 @@ def written(path, *rows):
 
 
 def test_a_small_table(tmp_path, capsys):
-    small = "--seeds 2 --steps 40 --episodes 2 --curve-points 2 --curve-seeds 1 --tasks MountainCar-v0 CartPole-v0"
-    command = [
-        *small.split(),
-        "--algorithms",
-        "kql-rbf",
-        "kql-greedy",
-        "random",
-        "--out",
-        str(tmp_path),
-    ]
+    small = "--seeds 2 --steps 40 --episodes 2 --curve-points 2 --curve-seeds 1"
+    names = ["kql-rbf", "kql-greedy", "random"]
+    command = [*small.split(), "--tasks", *TASKS, "--algorithms", *names, "--out", str(tmp_path)]
     assert table1.main(command) == 0
     printed = capsys.readouterr().out
     assert "wrote" in printed and "kql-greedy" in printed and "132.55" in printed
     document = json.loads((tmp_path / "table1.json").read_text())
     places = [(row["algorithm"], row["task"], row["seed"]) for row in document["results"]]
-    assert places == [(name, task, seed) for name in ("kql-rbf", "kql-greedy", "random")
-                      for task in ("MountainCar-v0", "CartPole-v0") for seed in (1000, 1001)]  # fmt: skip
+    assert places == list(itertools.product(names, TASKS, (1000, 1001)))
     curve = [
         (row["algorithm"], row["task"], row["seed"], row["step"]) for row in document["curves"]
     ]

@@ -49,8 +49,7 @@ class Sweep:
         """Raises LabError where the sweep cannot be run."""
         if not self.settings:
             raise LabError("a sweep needs at least one setting.")
-        least = {"first_seed": 0, "curve_points": 0}
-        for name in (
+        sizes = (
             "seeds",
             "first_seed",
             "steps",
@@ -58,15 +57,15 @@ class Sweep:
             "curve_points",
             "curve_episodes",
             "chunk",
-        ):
-            value, smallest = getattr(self, name), least.get(name, 1)
+        )
+        for name in sizes:
+            value, least = getattr(self, name), 0 if name in ("first_seed", "curve_points") else 1
             if name == "chunk" and value is None:
                 continue
-            if not isinstance(value, int) or value < smallest:
+            if not isinstance(value, int) or value < least:
+                kind = f"at least {least}" if isinstance(value, int) else "a whole number"
                 option = f"--{name.replace('_', '-')}"
-                raise LabError(
-                    f"{option} must be a whole number of at least {smallest}, got {value!r}."
-                )
+                raise LabError(f"{option} must be {kind}, got {value!r}.")
 
     @property
     def names(self) -> list[str]:
