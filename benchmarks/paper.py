@@ -20,7 +20,14 @@ PAPER["kql-rounds"] = PAPER["kql-rbf"]
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = {
-    "kql-rbf": "#0072B2", "kql-rounds": "#003D66", "kql-features": "#009E73", "kql-features32": "#4DB99A",
-    "kql-linear": "#E69F00", "kql-greedy": "#56B4E9", "dqn": "#D55E00", "kovi": "#B8A200", "random": "#7A7A7A",
-}  # fmt: skip
+    "kql-rbf": "#0072B2",
+    "kql-rounds": "#003D66",
+    "kql-features": "#009E73",
+    "kql-features32": "#4DB99A",
+    "kql-linear": "#E69F00",
+    "kql-greedy": "#56B4E9",
+    "dqn": "#D55E00",
+    "kovi": "#B8A200",
+    "random": "#7A7A7A",
+}
 OTHER = "#CC79A7"

@@ -71,6 +71,11 @@ def float_dtype(dtype: Any) -> np.dtype:
         raise ValueError(f"dtype must be float32 or float64, got {wanted}.")
     if wanted == np.dtype("float64") and widest_float() != wanted:
         raise ValueError(f"dtype float64 is switched off in jax. {X64_REMEDY}")
+    if wanted == np.dtype("float64") and jax.default_backend() == "tpu":
+        raise ValueError(
+            "a TPU has no float64 arithmetic. Give dtype=jnp.float32 with engine=kqljax.Weights("
+            "features), or run on a CPU or GPU: jax.config.update('jax_platforms', 'cpu')."
+        )
     return wanted
 
 

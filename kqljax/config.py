@@ -134,7 +134,7 @@ class KQLConfig:
         if is_known(made, lam) and not np.allclose(made, lam, rtol=1e-5, atol=0):
             raise ValueError(
                 f"the state was made with lam={np.asarray(made)}, the config has "
-                f"lam={np.asarray(lam)}; lam is part of the state's factor. {remedy}"
+                f"lam={np.asarray(lam)}; lam is part of a state's factor. {remedy}"
             )
         return obs_dim
 

@@ -175,7 +175,9 @@ def kql_step_and_act(
     state, info, found = _learn(cfg, state, transition, obs)
     assert found is not None
     q_tilde = optimistic(in_dtype(cfg, state.reward.dtype), found)
-    return state, info, choose(key, cfg, q_tilde), q_tilde
+    # A state that holds no pair yet would not notice.
+    is_number = jnp.all(jnp.isfinite(jnp.asarray(obs)))
+    return state, info, jnp.where(is_number, choose(key, cfg, q_tilde), -1), q_tilde
 
 
 def _learn(
@@ -194,6 +196,9 @@ def _learn(
 
     # Lines 10-14: Q-tilde_t at the states reached before, and so the targets of those steps.
     targets = bellman(cfg, state.posterior.rows, state.reward, state.terminated)
+    # Widths of unused slots are 0, where a square root has no derivative.
+    is_used = jnp.arange(state.capacity) < state.posterior.next_slot
+    targets = jnp.where(is_used, targets, 0.0)
     posterior, work = engine.prepare(state.posterior, transition, is_valid, targets, query)
     # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 23 needs.
     target = bellman(cfg, work.next, transition.reward, transition.terminated)

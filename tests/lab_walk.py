@@ -1,4 +1,4 @@
-"""A learner of one's own for tests of the lab, quick to compile; and a sweep with it that kills itself."""
+"""A learner of one's own, quick to compile, and a sweep with it that kills itself."""
 
 import os
 import signal
@@ -12,27 +12,24 @@ from kqljax.lab import Sweep, expand_grid, run_sweep
 
 
 class Walk(NamedTuple):
-    """Goes on (not back) with the probability `on`, and learns nothing; a negative one is not a number."""
+    """Goes on (not back) with the probability `on`, and learns nothing; -1 gives bad numbers."""
 
     on: Any
 
     def stages(self, num_steps):
         return (num_steps,)
 
-    def begin(self, key, *_):
+    def begin(self, key, task, capacity, dtype):
         return ()
 
-    def resize(self, state, capacity):
-        return state
-
-    def observe(self, key, state, transition, obs):
-        return state, self.act(key, state, obs), Info(self.on >= 0)
-
-    def policy(self, state):
-        return Wanderer(self.on)
-
     def act(self, key, state, obs):
-        return Wanderer(self.on).act(key, (), obs)[0]
+        return Wanderer(self.on).act(key, (), obs)[0], state
+
+    def observe(self, key, state, transition, truncated, obs):
+        return state, self.act(key, state, obs)[0], ()
+
+    def policy(self, state, is_end):
+        return Wanderer(self.on)
 
 
 class Wanderer(NamedTuple):
@@ -44,10 +41,6 @@ class Wanderer(NamedTuple):
     def act(self, key, memory, obs):
         action = 2 * (jax.random.uniform(key, obs.shape[:-1]) < self.on)
         return jnp.where(self.on >= 0, action, -1).astype(jnp.int32), memory
-
-
-class Info(NamedTuple):
-    is_finite: Any
 
 
 def make_walk(task, num_steps, on=0.5):

@@ -336,7 +336,7 @@ def test_kovi_against_numpy():
     params = task.params.replace(max_steps_in_episode=LENGTH)
     task = dataclasses.replace(task, params=params, max_steps=LENGTH)
     learner = KOVI(kernel=RBF(eta=0.5), lam=0.03, beta=0.4, length=LENGTH, max_episodes=7)
-    run = jax.jit(lambda key: train(key, task, learner, 50))(KEY)
+    run = jax.jit(lambda key: train(key, task, learner, 50))(jax.random.key(7))
     assert bool(run.is_sound) and bool(run.log.info.is_stored.all())
     assert bool(run.log.terminated.any()) and bool(run.log.truncated.any())
     data, end_reward = jax.tree.map(np.asarray, run.state.data), float(run.state.end_reward)

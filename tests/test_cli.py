@@ -117,7 +117,7 @@ def test_lam_and_beta(tmp_path):
         0.9,
         RBF(eta=0.3),
     )
-    # An end is worth what it is to the agent without a config: rewards of -1 become 0, and 0 for ever becomes 1 a step.
+    # As without a config: rewards of -1 become 0, and a raw 0 for ever becomes 1 a step.
     assert beta.terminal_value == pytest.approx(1 / (1 - 0.9))
 
 
@@ -157,7 +157,7 @@ def test_an_interruption_saves_what_was_learned(tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "car.npz")
     assert cli.main(["train", "MountainCar-v0", "--out", out, "--steps", "60"]) == 130
     assert (
-        f"stopped after 7 steps; to go on: kqljax train --from {out} --out {out} --steps 53"
+        f"stopped after 7 steps; go on: kqljax train --from {out} --out {out} --steps 53"
         in capsys.readouterr().err
     )
     assert KQL.load(out).num_timesteps == 7
@@ -268,7 +268,7 @@ SWEEP = ["sweep", "--task", "MountainCar-v0", "--steps", "40", "--out", "."]
             ["train", "MountainCar-v0", "--out", "CAR"],
             "is there already. Give another --out, or --force",
         ),
-        (["train", "MountainCar-v0", "--out", "none/a.npz"], "there is no directory none. Make it"),
+        (["train", "MountainCar-v0", "--out", "none/a.npz"], "no directory none. Make it"),
         (["train", "--from", "nothing.npz", "--out", "a.npz"], "cannot read nothing.npz"),
         (["evaluate", "nothing.npz"], "cannot read nothing.npz"),
         (
@@ -312,7 +312,8 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 
 
 ALGORITHM_1 = [
-    ["--kernel", "rbf"], ["--eta", "0.3"], ["--gamma", "0.9"], ["--horizon", "9"], ["--lam", "0.1"], ["--beta", "0"]
+    ["--kernel", "rbf"], ["--eta", "0.3"], ["--gamma", "0.9"],
+    ["--horizon", "9"], ["--lam", "0.1"], ["--beta", "0"],
 ]  # fmt: skip
 
 
@@ -379,7 +380,7 @@ def test_the_list_of_commands(capsys):
     assert cli.main(["--version"]) == 0
 
 
-# Sweeps ----------------------------------------------------------------------------------------------
+# Sweeps ------------------------------------------------------------------------------------------
 
 
 def test_sweep(tmp_path, capsys):
@@ -416,10 +417,12 @@ def parse(**options):
 
 
 def test_options_and_files_say_the_same(tmp_path):
-    grid = 'seeds = 3\nsteps = 50\n[grid]\ntask = "MountainCar-v0"\nrecipe = "paper"\neta = [0.1, 0.2]\n'
+    grid = 'seeds = 3\nsteps = 50\n[grid]\ntask = "MountainCar-v0"\nrecipe = "paper"\n'
+    grid += "eta = [0.1, 0.2]\n"
     (tmp_path / "grid.toml").write_text(grid + '"params.gravity" = [0.002]\n')
     (tmp_path / "grid.json").write_text(
-        '{"seeds": 3, "steps": 50, "grid": {"task": ["MountainCar-v0"], "recipe": "paper", "eta": [0.1, 0.2],'
+        '{"seeds": 3, "steps": 50, "grid": {"task": ["MountainCar-v0"], "recipe": "paper",'
+        ' "eta": [0.1, 0.2],'
         ' "params.gravity": 0.002}}'
     )
     one = '[[settings]]\ntask = "MountainCar-v0"\nrecipe = "paper"\neta = '
@@ -446,7 +449,7 @@ def test_bytes():
     ]
 
 
-# The program -----------------------------------------------------------------------------------------
+# The program -------------------------------------------------------------------------------------
 
 
 def test_the_program_and_its_completion():

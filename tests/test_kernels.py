@@ -168,7 +168,7 @@ def config(kernel):
 @pytest.mark.parametrize(
     "kernel, words",
     [
-        (kqljax.RBF(eta=float("nan")), r"gives k\(x, x\) = nan"),
+        (kqljax.RBF(eta=float("nan")), "eta must be above 0, got nan"),
         (-1.0 * kqljax.RBF(), r"gives k\(x, x\) = -1"),
         (kqljax.RBF(eta=-1.0), "eta must be above 0, got -1.0"),
         (kqljax.RBF(eta=[1.0, 0.0, 2.0]), r"eta must be above 0, got 0.0 at index \(1,\)"),

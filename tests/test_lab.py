@@ -1,4 +1,4 @@
-"""Sweeps: every run once, the same bits however they are made, and nothing lost when a process is killed."""
+"""Sweeps: each run once, the same bits however it is made, nothing lost to a killed process."""
 
 import csv
 import dataclasses
@@ -17,7 +17,7 @@ import kqljax
 from kqljax import rounds
 from kqljax.lab import LabError, Sweep, expand_grid, programs, run_sweep, tidy_settings
 from kqljax.lab import run as lab_run
-from kqljax.lab.grid import make_jobs, stack
+from kqljax.lab.grid import Table, make_groups
 from kqljax.lab.settings import make_cases
 from kqljax.report.sweeps import draw_sweep, summarise_rows
 
@@ -44,7 +44,7 @@ def whole(tmp_path_factory):
     return (out / "results.csv").read_bytes()
 
 
-# Both learners ---------------------------------------------------------------------------------------
+# Both learners -----------------------------------------------------------------------------------
 
 
 def test_rounds_and_algorithm_1_in_one_table(tmp_path):
@@ -63,39 +63,32 @@ def test_rounds_and_algorithm_1_in_one_table(tmp_path):
 
 
 def test_a_run_is_train_and_evaluate_with_the_seed_of_the_row(tmp_path):
-    settings = tidy_settings(
-        [{"task": "CartPole-v0", "recipe": "paper", "eta": eta} for eta in (0.02, 0.3)]
-    )
-    sweep = Sweep(
-        settings=settings, seeds=2, steps=40, episodes=3, curve_points=2, curve_episodes=2
-    )
-    found = run_sweep(sweep, tmp_path)
+    settings = [{"task": "CartPole-v0", "recipe": "paper", "eta": eta} for eta in (0.02, 0.3)]
+    sizes = {"steps": 40, "episodes": 3, "curve_points": 2, "curve_episodes": 2}
+    found = run_sweep(Sweep(settings=tidy_settings(settings), seeds=2, **sizes), tmp_path)
     task = kqljax.make_task("CartPole-v0")
 
     @jax.jit
     def alone(keys, cfg):
         run = kqljax.train(keys[0], task, cfg, 40, eval_at=(20, 40), eval_episodes=2)
-        return run, kqljax.evaluate(keys[1], task, run, 3)
+        return run.log.terminated | run.log.truncated, run.log.episode_return, run.curve, (
+            kqljax.evaluate(keys[1], task, run, 3)
+        )  # fmt: skip
 
     for row in found.rows:
         cfg = task.config(kernel=kqljax.RBF(eta=row["eta"]), horizon=40)
-        run, returns = alone(jax.random.split(jax.random.key(row["seed"])), cfg)
-        ended = np.asarray(run.log.terminated | run.log.truncated)
-        assert row["return_mean"] == pytest.approx(float(returns.mean()))
+        keys = jax.random.split(jax.random.key(row["seed"]))
+        ended, totals, curve, returns = map(np.asarray, alone(keys, cfg))
+        assert row["return_mean"] == pytest.approx(returns.mean())
         assert row["training_episodes"] == ended.sum()
-        assert row["training_return"] == pytest.approx(
-            np.asarray(run.log.episode_return)[ended].mean()
-        )
-        points = [
-            each
-            for each in found.curves
-            if (each["eta"], each["seed"]) == (row["eta"], row["seed"])
-        ]
+        assert row["training_return"] == pytest.approx(totals[ended].mean())
+        place = row["eta"], row["seed"]
+        points = [each for each in found.curves if (each["eta"], each["seed"]) == place]
         assert [each["step"] for each in points] == [20, 40]
-        np.testing.assert_allclose([each["return_mean"] for each in points], run.curve.mean(axis=1))
+        np.testing.assert_allclose([each["return_mean"] for each in points], curve.mean(axis=1))
 
 
-# Interruptions ---------------------------------------------------------------------------------------
+# Interruptions -----------------------------------------------------------------------------------
 
 
 def test_a_sweep_goes_on_with_the_same_bits(tmp_path, whole):
@@ -153,7 +146,7 @@ def test_a_damaged_chunk_is_made_again(tmp_path, whole):
 
 
 def test_runs_of_other_versions_are_kept_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab_run, "_made_by", lambda: {"jax": "0.1"})
+    monkeypatch.setattr(lab_run, "_made_by", lambda: "jax 0.1")
     run_sweep(walks(), tmp_path)
     monkeypatch.undo()
     said = []
@@ -161,31 +154,23 @@ def test_runs_of_other_versions_are_kept_and_named(tmp_path, monkeypatch):
     assert said[0].endswith("were made with jax 0.1; they are kept")
 
 
-# A cluster -------------------------------------------------------------------------------------------
+# A cluster ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def cluster():
-    """A Dask scheduler on 127.0.0.1, and a function that starts a worker in a process of its own."""
+    """A client of a Dask scheduler on 127.0.0.1, and a function that starts a worker process."""
     distributed = pytest.importorskip("distributed", reason="pip install 'kqljax[dask]'")
-    with distributed.LocalCluster(
-        n_workers=0, host="127.0.0.1", dashboard_address=None, protocol="tcp"
-    ) as scheduler, distributed.Client(scheduler) as client:
+    only_here = {"host": "127.0.0.1", "dashboard_address": None, "protocol": "tcp"}
+    cluster = distributed.LocalCluster(n_workers=0, **only_here)
+    with cluster, distributed.Client(cluster) as client:
         workers = []
 
         def start():
-            command = [
-                sys.executable,
-                "-m",
-                "distributed.cli.dask_worker",
-                scheduler.scheduler_address,
-            ]
-            options = ["--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-            workers.append(
-                subprocess.Popen(
-                    [*command, *options], env=ENVIRONMENT, stderr=subprocess.DEVNULL
-                )
-            )
+            command = [sys.executable, "-m", "distributed.cli.dask_worker"]
+            command += [cluster.scheduler_address, "--host", "127.0.0.1", "--nthreads", "1"]
+            command += ["--no-nanny", "--no-dashboard"]
+            workers.append(subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL))
             client.wait_for_workers(len(workers), timeout=120)
             return workers[-1]
 
@@ -210,7 +195,7 @@ def test_chunks_of_a_killed_worker_go_to_another(tmp_path, whole, cluster):
     assert (tmp_path / "results.csv").read_bytes() == whole
 
 
-# Bad numbers, memory ---------------------------------------------------------------------------------
+# Bad numbers, memory -----------------------------------------------------------------------------
 
 
 def test_runs_with_bad_numbers_are_marked(tmp_path):
@@ -229,7 +214,7 @@ def test_runs_with_bad_numbers_are_marked(tmp_path):
 
 def test_what_does_not_fit_is_refused_before_it_runs(tmp_path):
     with pytest.raises(
-        LabError, match=r"one run of 200 steps needs .* a device has 10 bytes for it. Give features"
+        LabError, match=r"one run of 200 steps needs .* a device has 1e-05 MB. Take features"
     ):
         run_sweep(walks(), tmp_path, memory=10)
 
@@ -242,18 +227,20 @@ def test_chunks_shrink_until_the_program_fits(monkeypatch):
     monkeypatch.setattr(programs.jax, "local_devices", lambda: [device] * 2)
     sizes = []
 
-    def program(job, size):
+    def program(group, size):
         sizes.append(size)
-        return programs.Program(None, (), 100 + 60 * size)
+        return programs.Program(None, None, 100 + 60 * size)
 
-    monkeypatch.setattr(programs, "_program", program)
-    (job,) = make_jobs(walks(seeds=50), "name")
-    assert programs.chunk_size(job, at_most=100, memory=None) <= 13
+    monkeypatch.setattr(programs, "compile_group", program)
+    (group,) = make_groups(walks(seeds=50), "name")
+    assert programs.chunk_size(group, at_most=100, memory=None) <= 13
     assert sizes[0] == 100 and sizes == sorted(sizes, reverse=True)
-    assert programs.chunk_size(job, at_most=5, memory=None) == 6  # the same number on both devices
+    assert (
+        programs.chunk_size(group, at_most=5, memory=None) == 6
+    )  # the same number on both devices
 
 
-# Settings --------------------------------------------------------------------------------------------
+# Settings ----------------------------------------------------------------------------------------
 
 
 def test_a_grid_leaves_out_what_does_not_belong():
@@ -272,43 +259,51 @@ def test_a_grid_leaves_out_what_does_not_belong():
 
 
 def test_values_reach_learner_and_environment():
+    paper = {"task": CAR, "recipe": "paper"}
+    own = {"kernel": "matern52", "length_scale": 2, "gamma": 0.8, "lam": 0.5, "tie_break": "random"}
     settings = [
-        {"task": CAR, "recipe": "paper", "kernel": "matern52", "length_scale": 2, "gamma": 0.8, "lam": 0.5,
-         "tie_break": "random", "params.gravity": "0.003"},
+        {**paper, **own, "params.gravity": "0.003"},
         {"task": CAR, "rounds.bonus": "0.5", "rounds.centres": "64"},
         {"task": "Pendulum-v1", "recipe": "paper"},
-        {"task": CAR, "recipe": "paper", "features": "nystrom", "tolerance": 1e-4, "dtype": "float32"},
-    ]  # fmt: skip
-    own, recipe, paper, mapped = make_cases(tidy_settings(settings), 40)
-    assert own.learner.kernel == kqljax.Matern52(length_scale=2.0)
-    assert (own.learner.gamma, own.learner.lam, own.learner.tie_break, own.learner.horizon) == (
-        0.8,
-        0.5,
-        "random",
-        40,
-    )
-    assert own.task.params.gravity == 0.003
+        {**paper, "features": "taylor", "tolerance": 1e-4, "dtype": "float32"},
+        {**paper, "features": "taylor", "tolerance": 1e-4, "beta": 0.3},
+    ]
+    own, recipe, plain, mapped, shared = make_cases(tidy_settings(settings), 40)
+    cfg = own.learner
+    assert (cfg.kernel, cfg.gamma, cfg.lam) == (kqljax.Matern52(length_scale=2.0), 0.8, 0.5)
+    assert (cfg.tie_break, cfg.horizon, own.task.params.gravity) == ("random", 40, 0.003)
     assert recipe.learner == dataclasses.replace(rounds.DEFAULT, bonus=0.5, centres=64)
-    assert (paper.learner.kernel, paper.learner.gamma) == (kqljax.RBF(eta=1.0), 0.95)
-    assert mapped.dtype == "float32" and mapped.learner.features.error <= 1e-4
+    assert (plain.learner.kernel, plain.learner.gamma) == (kqljax.RBF(eta=1.0), 0.95)
+    assert (mapped.dtype, shared.dtype, shared.learner.beta) == ("float32", "float64", 0.3)
+    assert mapped.learner.engine.features.error <= 1e-4
+    assert mapped.learner.engine.features is shared.learner.engine.features
+
+
+@pytest.mark.parametrize("features", ["linear", "fourier", "nystrom"])
+def test_features_of_every_kind(features):
+    own = {
+        "linear": {"kernel": "linear"},
+        "fourier": {"frequencies": 8},
+        "nystrom": {"tolerance": 1e-2},
+    }
+    settings = tidy_settings(
+        [{"task": CAR, "recipe": "paper", "features": features, **own[features]}]
+    )
+    (case,) = make_cases(settings, 40)
+    assert case.learner.engine.features.num_features > 1
 
 
 def test_groups_share_a_compile_and_keep_their_numbers():
-    grid = {
-        "task": [CAR, "CartPole-v0"],
-        "recipe": ["paper", "default"],
-        "eta": [0.1, 0.2],
-        "rounds.gamma": [0.9, 0.5],
-    }
-    sweep = Sweep(settings=expand_grid(grid), steps=40)
-    jobs = make_jobs(sweep, "name")
-    assert [job.positions for job in jobs] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    for job in jobs:
-        cases = job.cases()
-        stacked = stack(cases)
+    grid = {"task": [CAR, "CartPole-v0"], "recipe": ["paper", "default"]}
+    grid |= {"eta": [0.1, 0.2], "rounds.gamma": [0.9, 0.5]}
+    groups = make_groups(Sweep(settings=expand_grid(grid), steps=40), "name")
+    assert [len(group.sweep.settings) for group in groups] == [2, 2, 2, 2]
+    for group in groups:
+        cases = group.cases()
+        table = Table.of(cases)
         for place, case in enumerate(cases):
-            leaves = jax.tree.leaves(stacked.case(stacked.fixed, stacked.varying, place))
-            for one, same in zip(leaves, jax.tree.leaves((case.task, case.learner)), strict=True):
+            leaves = jax.tree.leaves((case.task, case.learner))
+            for one, same in zip(table.row(place), leaves, strict=True):
                 np.testing.assert_array_equal(one, same)
 
 
@@ -326,7 +321,7 @@ def test_groups_share_a_compile_and_keep_their_numbers():
         ({"task": CAR, "recipe": "paper", "gamma": "x"}, "gamma must be a finite number, got 'x'"),
         (
             {"task": CAR, "recipe": "paper", "gamma": 1.0},
-            r"recipe=paper, gamma=1: gamma must be in \[0, 1\)",
+            r"recipe=paper, gamma=1.0: gamma must be in \[0, 1\)",
         ),
         ({"task": CAR, "recipe": "paper", "dtype": "float32", "lam": 1e-6}, "float32"),
         ({"task": CAR, "rounds.gamma": 1.0}, r"gamma must be in \[0, 1\)"),
@@ -354,10 +349,22 @@ def test_sizes_are_checked(name, tmp_path):
 
 
 def test_the_figure_has_a_panel_a_task_and_name():
+    def row(task, eta, seed):
+        return {
+            "task": task,
+            "eta": eta,
+            "seed": seed,
+            "steps": 10,
+            "is_sound": True,
+            "return_mean": seed,
+        }
+
     rows = [
-        {"task": task, "eta": eta, "seed": seed, "steps": 10, "is_sound": True, "return_mean": eta + seed}
-        for task in (CAR, "CartPole-v0") for eta in (0.1, None, 0.2) for seed in (0, 1) if eta is not None
-    ]  # fmt: skip
-    figure = draw_sweep([*rows, {**rows[0], "eta": None}], ["task", "eta"])
+        row(task, eta, seed)
+        for task in (CAR, "CartPole-v0")
+        for eta in (0.1, 0.2)
+        for seed in (0, 1)
+    ]
+    figure = draw_sweep([*rows, row(CAR, None, 0)], ["task", "eta"])
     labels = [[tick.get_text() for tick in panel.get_xticklabels()] for panel in figure.axes]
     assert labels == [["0.1", "0.2", "default"], ["0.1", "0.2"]]

@@ -1,14 +1,16 @@
-"""The `kqljax` command. Each subcommand is a dataclass: its fields are the options, `run` does the work.
+"""The `kqljax` command. A subcommand is a dataclass: its fields are options, `run` does the work.
 
-tyro reads the dataclasses, writes the help and the shell completion. Nothing here imports jax before a
-command runs, so that `kqljax --help` is quick. Wrong input ends with exit code 2 and a line on stderr.
+tyro reads the dataclasses, and writes help and shell completion. Nothing here imports jax before a
+command runs. Wrong input ends with exit code 2 and a line on stderr that names the remedy.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -16,7 +18,7 @@ from kqljax.cli.agents import Evaluate, Render, Report, Train
 from kqljax.cli.base import INTERRUPTED, UsageError
 from kqljax.cli.sweep import SweepCommand
 
-COMMANDS = {
+COMMANDS: dict[str, tuple[Any, str]] = {
     "train": (Train, "an agent in a gymnasium environment, saved to a file"),
     "evaluate": (Evaluate, "what a saved agent returns"),
     "render": (Render, "an episode of a saved agent as an animated GIF"),
@@ -29,7 +31,8 @@ examples:
   kqljax train MountainCar-v0 --out car.npz
   kqljax sweep --task MountainCar-v0 --seeds 4 --out results
 
-kqljax COMMAND --help tells more. Completion in the shell: kqljax --tyro-print-completion bash (zsh, tcsh)."""
+kqljax COMMAND --help tells more. For completion in the shell:
+  kqljax --tyro-print-completion bash"""
 _STYLE = (
     tyro.conf.OmitArgPrefixes,
     tyro.conf.FlagCreatePairsOff,
@@ -39,7 +42,7 @@ _STYLE = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with the given words (by default those of the command line); returns the exit code."""
+    """Runs the command with these words, by default the command line's; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words == ["--version"]:
@@ -57,17 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 
-def _parse(words: list[str]) -> Train | Evaluate | Render | Report | SweepCommand:
+def _parse(words: list[str]) -> Any:
     if words and words[0] in COMMANDS:
         # A parser of its own, whose help has the whole docstring of the command.
-        return tyro.cli(
-            COMMANDS[words[0]][0], prog=f"kqljax {words[0]}", args=words[1:], config=_STYLE
-        )
-    kinds = tuple(
-        Annotated[kind, tyro.conf.subcommand(name, description=text)]  # type: ignore[valid-type]
+        kind: Any = COMMANDS[words[0]][0]
+        return tyro.cli(kind, prog=f"kqljax {words[0]}", args=words[1:], config=_STYLE)
+    kinds: list[Any] = [
+        Annotated[kind, tyro.conf.subcommand(name, description=text)]
         for name, (kind, text) in COMMANDS.items()
-    )
-    union = kinds[0]
-    for each in kinds[1:]:
-        union |= each  # type: ignore[assignment]
-    return tyro.cli(union, prog="kqljax", description=_ABOUT, args=words, config=_STYLE)  # type: ignore[return-value]
+    ]
+    every = functools.reduce(operator.or_, kinds)
+    return tyro.cli(every, prog="kqljax", description=_ABOUT, args=words, config=_STYLE)

@@ -1,11 +1,17 @@
-"""What the commands share: wrong input, and a progress bar."""
+"""What the commands share: wrong input, results in words or JSON, and a progress bar."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from tyro.conf import arg
 
 INTERRUPTED = 130  # what shells report for a program ended with Ctrl-C
+NO_DEFAULT = arg(help_behavior_hint="")
+"""An option whose docstring says its default."""
 
 
 class UsageError(Exception):
@@ -32,31 +38,19 @@ def check_at_least_1(**numbers: int | None) -> None:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
 
 
+def tell(as_json: bool, about: Any, words: str) -> None:
+    """Prints what a command found."""
+    print(json.dumps(about, indent=1) if as_json else words)
+
+
 @contextmanager
 def work_bar(words: str) -> Iterator[Callable[[int, int], None]]:
     """A function (done, total) that draws a progress bar on stderr."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=Console(stderr=True),
-        # Compilation comes in bursts: a long average.
-        speed_estimate_period=600,
-    )
-    with bar:
+    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "left"
+    # Compilation comes in bursts, so the estimate is over a long time.
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
         task = bar.add_task(words, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -324,6 +324,8 @@ class Exact:
         columns = jax.vmap(vectors)(obs).reshape(-1, posterior.capacity).T
         explained = jnp.sum(whiten(posterior, columns) ** 2, axis=0).reshape(-1, num_actions)
         own = self_kernel(posterior.kernel, obs, num_actions)
+        # An observation that is not a number must not go unnoticed where no pair is stored.
+        own = jnp.where(jnp.isfinite(jnp.sum(obs, axis=1, keepdims=True)), own, jnp.nan)
         mean = dot(posterior.alpha, columns).reshape(-1, num_actions)
         return Prediction(mean.T, (variance(own, explained) / posterior.lam).T)
 

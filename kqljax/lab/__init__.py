@@ -1,9 +1,10 @@
-"""Experiments: settings times seeds, compiled once a group, with checkpoints, here or on a Dask cluster.
+"""Experiments: settings times seeds, one compile a group, with checkpoints, here or on a cluster.
 
-    sweep = Sweep(settings=expand_grid({"task": "CartPole-v0", "recipe": ["default", "paper"]}), seeds=8)
-    results = run_sweep(sweep, "results/recipes")    # the same call again goes on after an interruption
+    grid = expand_grid({"task": "CartPole-v0", "recipe": ["default", "paper"]})
+    results = run_sweep(Sweep(settings=grid, seeds=8), "results/recipes")
 
-`kqljax sweep` is the same from the command line; docs/scaling.md is the guide to devices and clusters.
+The same call again goes on after an interruption. `kqljax sweep` is the same from the command line;
+docs/scaling.md is the guide to devices and clusters.
 """
 
 from kqljax.lab.grid import Sweep

@@ -12,19 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.checks import whole_number
 from kqljax.lab.settings import Case, LabError, Recipes, Setting, make_cases
 from kqljax.tasks import Task
-
-_REMEDIES = {
-    "seeds": "It is the number of seeds of each setting.",
-    "first_seed": "It is the first seed.",
-    "steps": "It is the number of environment steps of training.",
-    "episodes": "It is the number of evaluation episodes.",
-    "curve_points": "0 makes no learning curves.",
-    "curve_episodes": "It is the number of evaluation episodes at each point of a curve.",
-    "chunk": "It is the number of runs side by side.",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +21,7 @@ class Sweep:
     """Settings times seeds.
 
     Attributes:
-      settings: flat names and values, see `expand_grid`.
+      settings: names and values, see `expand_grid`.
       seeds, first_seed: the seeds are first_seed, first_seed + 1, and so on.
       steps: environment steps of training.
       episodes: evaluation episodes after training.
@@ -40,8 +29,9 @@ class Sweep:
       curve_episodes: evaluation episodes at each of them.
       chunk: runs side by side at most; by default as many as fit into the memory.
       tasks: tasks of one's own, by the name that settings call them.
-      recipes: learners of one's own, by the name that settings call their recipe: functions
-        (task, num_steps, **numbers) -> learner. The setting "name.number" gives a number.
+      recipes: learners of one's own, by the name of their recipe: functions
+        (task, num_steps, **numbers) -> learner, see `kqljax.train`. The setting "name.number"
+        gives a number.
     """
 
     settings: Sequence[Setting]
@@ -59,13 +49,23 @@ class Sweep:
         """Raises LabError where the sweep cannot be run."""
         if not self.settings:
             raise LabError("a sweep needs at least one setting.")
-        for name, remedy in _REMEDIES.items():
+        sizes = (
+            "seeds",
+            "first_seed",
+            "steps",
+            "episodes",
+            "curve_points",
+            "curve_episodes",
+            "chunk",
+        )
+        for name in sizes:
             value, least = getattr(self, name), 0 if name in ("first_seed", "curve_points") else 1
-            if value is not None:
-                try:
-                    whole_number(f"--{name.replace('_', '-')}", value, least, remedy)
-                except ValueError as error:
-                    raise LabError(str(error)) from None
+            if name == "chunk" and value is None:
+                continue
+            if not isinstance(value, int) or value < least:
+                kind = f"at least {least}" if isinstance(value, int) else "a whole number"
+                option = f"--{name.replace('_', '-')}"
+                raise LabError(f"{option} must be {kind}, got {value!r}.")
 
     @property
     def names(self) -> list[str]:
@@ -73,118 +73,96 @@ class Sweep:
         return list(dict.fromkeys(name for setting in self.settings for name in setting))
 
     @property
+    def seed_list(self) -> range:
+        """The seeds of each setting."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    @property
     def curve_steps(self) -> tuple[int, ...]:
         """Steps after which a learning curve has a point; the last is the end."""
         points = self.curve_points
         return tuple(sorted({-(-self.steps * (i + 1) // points) for i in range(points)}))
 
-    @property
-    def seed_list(self) -> range:
-        return range(self.first_seed, self.first_seed + self.seeds)
-
     def run_name(self, setting: Setting, seed: int) -> str:
-        """What tells a run from every other: its setting, its seed, and the sizes of the sweep."""
+        """What tells a run from every other: setting, seed, steps and episodes."""
         curve = [self.curve_points, self.curve_episodes] if self.curve_points else []
-        sizes = [self.steps, self.episodes, *curve]
-        return hashlib.sha256(
-            json.dumps([setting, seed, sizes], sort_keys=True).encode()
-        ).hexdigest()[:20]
+        about = [setting, seed, self.steps, self.episodes, *curve]
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:20]
 
 
 class Run(NamedTuple):
-    """One run: the position of its setting in the group, and its seed."""
+    """A run: the position of its setting in the group, and its seed."""
 
     place: int
     seed: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """A group of settings whose tasks and learners differ in numbers alone, so that one compile serves all.
+class Group:
+    """Settings whose tasks and learners differ in numbers alone, so that one compile serves all.
 
-    Only names and numbers: a process of a cluster makes tasks, learners and programs itself.
+    It holds names and numbers: a worker of a cluster makes tasks, learners and programs itself.
 
     Attributes:
-      name: of this group in this call of `run_sweep`; jobs of one name are the same job.
-      positions: of its settings in the sweep.
-      sweep: the sweep with the settings of this group alone.
+      name: of this group in this call of `run_sweep`; groups of one name are the same.
+      sweep: the sweep, with the settings of this group alone.
     """
 
     name: str
-    positions: tuple[int, ...] = dataclasses.field(compare=False)
     sweep: Sweep = dataclasses.field(compare=False)
 
+    def runs(self) -> list[Run]:
+        """All runs, setting by setting."""
+        places = range(len(self.sweep.settings))
+        return [Run(place, seed) for place in places for seed in self.sweep.seed_list]
+
+    def run_name(self, run: Run) -> str:
+        return self.sweep.run_name(self.sweep.settings[run.place], run.seed)
+
     def cases(self) -> list[Case]:
-        return make_cases(
-            self.sweep.settings, self.sweep.steps, self.sweep.tasks, self.sweep.recipes
-        )
-
-    def all_runs(self) -> list[Run]:
-        return [
-            Run(place, seed)
-            for place in range(len(self.positions))
-            for seed in self.sweep.seed_list
-        ]
+        return _cases(self.sweep)
 
 
-def make_jobs(sweep: Sweep, name: str) -> list[Job]:
+def make_groups(sweep: Sweep, name: str) -> list[Group]:
     """The settings in groups, in the order of their first members."""
-    members: dict[Any, list[int]] = {}
-    for position, case in enumerate(
-        make_cases(sweep.settings, sweep.steps, sweep.tasks, sweep.recipes)
-    ):
+    members: dict[Any, list[Setting]] = {}
+    for setting, case in zip(sweep.settings, _cases(sweep), strict=True):
         leaves, tree = jax.tree.flatten((case.task, case.learner))
         shapes = tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
-        members.setdefault((case.dtype, tree, shapes), []).append(position)
+        members.setdefault((case.dtype, tree, shapes), []).append(setting)
     return [
-        Job(
-            f"{name}-{number}",
-            tuple(positions),
-            dataclasses.replace(
-                sweep, settings=[sweep.settings[position] for position in positions]
-            ),
-        )
-        for number, positions in enumerate(members.values())
+        Group(f"{name}-{number}", dataclasses.replace(sweep, settings=settings))
+        for number, settings in enumerate(members.values())
     ]
 
 
-class Stacked(NamedTuple):
-    """The cases of a group as one: what they share once, what differs in a table with a row a setting.
+def _cases(sweep: Sweep) -> list[Case]:
+    return make_cases(sweep.settings, sweep.steps, sweep.tasks, sweep.recipes)
+
+
+class Table(NamedTuple):
+    """The numbers of a group's tasks and learners, what they share once.
 
     Attributes:
-      tree: structure of (task, learner).
-      fixed: leaves that are the same in all settings; None at the places of the others.
-      varying: leaves that differ, `[settings, ...]`; None at the places of the others.
-      dtype: of the states.
+      shared: leaves that are the same in all settings; None at the places of the others.
+      own: leaves that differ, `[settings, ...]`; None at the places of the others.
     """
 
-    tree: Any
-    fixed: tuple[Any, ...]
-    varying: tuple[Any, ...]
-    dtype: str
+    shared: tuple[Any, ...]
+    own: tuple[Any, ...]
 
-    def case(self, fixed: Sequence[Any], varying: Sequence[Any], place: Any) -> tuple[Any, Any]:
-        """(task, learner) at a place of the group, from the leaves, which may be traced."""
-        leaves = [
-            table[place] if same is None else same
-            for same, table in zip(fixed, varying, strict=True)
-        ]
-        return jax.tree.unflatten(self.tree, leaves)
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> Table:
+        """The table of the cases of a group."""
+        columns = zip(*(jax.tree.leaves((case.task, case.learner)) for case in cases), strict=True)
+        shared, own = [], []
+        for column in columns:
+            is_same = all(np.array_equal(leaf, column[0]) for leaf in column[1:])
+            # As it is: a number then stays a number, as in a run of its own.
+            shared.append(column[0] if is_same else None)
+            own.append(None if is_same else np.stack(column))
+        return cls(tuple(shared), tuple(own))
 
-
-def stack(cases: Sequence[Case]) -> Stacked:
-    """Cases of one group as one."""
-    columns = list(
-        zip(*(jax.tree.leaves((case.task, case.learner)) for case in cases), strict=True)
-    )
-    # As they are where they are the same: a number then stays a number, as in a run of its own.
-    is_same = [all(np.array_equal(leaf, column[0]) for leaf in column[1:]) for column in columns]
-    return Stacked(
-        jax.tree.structure((cases[0].task, cases[0].learner)),
-        tuple(column[0] if same else None for column, same in zip(columns, is_same, strict=True)),
-        tuple(
-            None if same else np.stack(column)
-            for column, same in zip(columns, is_same, strict=True)
-        ),
-        cases[0].dtype,
-    )
+    def row(self, place: Any) -> list[Any]:
+        """The leaves of one case; the place may be traced."""
+        return [b[place] if a is None else a for a, b in zip(self.shared, self.own, strict=True)]

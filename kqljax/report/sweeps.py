@@ -41,7 +41,7 @@ def summarise_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 
 
 def print_best(rows: Sequence[Row], names: Sequence[str], top: int = 10) -> None:
-    """Prints the best settings of every task with intervals over seeds, and the runs with bad numbers."""
+    """Prints the best settings of every task with intervals, and the runs with bad numbers."""
     from rich.console import Console
     from rich.table import Table
 
@@ -74,12 +74,13 @@ def print_best(rows: Sequence[Row], names: Sequence[str], top: int = 10) -> None
     for cell in summary:
         if cell["unsound_seeds"]:
             setting = ", ".join(f"{name}={_word(value)}" for name, value in cell["setting"].items())
-            words = f"left out, numbers not finite: {setting}, seeds {', '.join(map(str, cell['unsound_seeds']))}"
+            seeds = ", ".join(map(str, cell["unsound_seeds"]))
+            words = f"left out, numbers not finite: {setting}, seeds {seeds}"
             console.print(words, style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 def draw_sweep(rows: Sequence[Row], names: Sequence[str]) -> Any:
-    """One panel a task and swept name: a dot a run, and at each value the IQM of its runs with its interval."""
+    """One panel a task and swept name: a dot a run, at each value the IQM with its interval."""
     shown = _swept(rows, names) or ["task"]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     places = [(task, name) for task in tasks for name in shown]
@@ -87,7 +88,7 @@ def draw_sweep(rows: Sequence[Row], names: Sequence[str]) -> Any:
     rng = np.random.default_rng(0)
     for panel, (task, name) in zip(cells, places, strict=True):
         own = [row for row in rows if row["task"] == task and row["is_sound"]]
-        # A setting without the name has the default; it stands apart from those that were given a value.
+        # A setting without the name has the default, apart from those with a value.
         values = sorted({row[name] for row in own if row[name] is not None})
         labels = [_word(value) for value in values]
         if any(row[name] is None for row in own):

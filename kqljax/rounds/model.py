@@ -150,7 +150,7 @@ def predict_step(recipe: Recipe, model: Model, obs: Array, action: Array) -> Mod
 
 def plan_values(recipe: Recipe, model: Model, ensemble: Ensemble, obs: Array) -> Array:
     """`[n, A]` for each first action the value of the best plan: `depth` actions, each held, then the ensemble's mean."""
-    count, num_actions = obs.shape[0], ensemble.coupling.shape[0]
+    count, num_actions = obs.shape[0], ensemble.displacement.shape[0]
     gamma = recipe.finish_gamma
     # Under vmap the loop is as long as the longest seed's.
     longest = regression.largest(model.held)

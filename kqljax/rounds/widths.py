@@ -17,6 +17,9 @@ from kqljax.rounds.transitions import Transitions
 
 Array = jax.Array
 
+FEW_ROWS = 128
+"""As long as there are no more transitions, fits of the scales have room for no more."""
+
 
 class Scales(NamedTuple):
     """What the kernels of a fit are made of.
@@ -24,12 +27,10 @@ class Scales(NamedTuple):
     Attributes:
       weights: `[l]` w, the inverse squared width of each coordinate.
       displacement: `[A, l]` d_a, the mean displacement by each action; 0 for actions that were not taken.
-      fitted_at: `[]` int32, transitions at the last fit of `weights`; 0 before the first.
     """
 
     weights: Array
     displacement: Array
-    fitted_at: Array
 
 
 def squared_distances(x: Array, y: Array, weights: Any) -> Array:
@@ -61,9 +62,9 @@ class _Rows(NamedTuple):
 def _on_rows(recipe: Recipe, transitions: Transitions, fit: Callable[[_Rows], Array]) -> Array:
     """fit(rows) of the transitions, on few rows as long as there are few: they are factored."""
     most = min(transitions.capacity, recipe.fit_rows)
-    sizes = tuple((each,) for each in (128, 256) if each < most)
+    sizes = tuple((size,) for size in sorted({min(FEW_ROWS, most), most}))
     count = (regression.largest(transitions.count),)
-    return regression.at_size(count, (*sizes, (most,)), lambda size: fit(_rows(transitions, size)))
+    return regression.at_size(count, sizes, lambda size: fit(_rows(transitions, size)))
 
 
 def _rows(transitions: Transitions, size: int) -> _Rows:
@@ -138,14 +139,4 @@ def displacements(recipe: Recipe, transitions: Transitions, weights: Array) -> A
 def initial_scales(recipe: Recipe, obs_dim: int, num_actions: int) -> Scales:
     """The scales before the first fit."""
     weights = jnp.full(obs_dim, recipe.start_width, jnp.zeros(()).dtype)
-    return Scales(weights, jnp.zeros((num_actions, obs_dim)), jnp.int32(0))
-
-
-def fit_scales(recipe: Recipe, transitions: Transitions) -> Scales:
-    """Widths and displacements from all transitions."""
-    return with_displacements(recipe, transitions, fit_weights(recipe, transitions), transitions.count)
-
-
-def with_displacements(recipe: Recipe, transitions: Transitions, weights: Array, fitted_at: Array) -> Scales:
-    """Given widths, and displacements from all transitions."""
-    return Scales(weights, displacements(recipe, transitions, weights), fitted_at)
+    return Scales(weights, jnp.zeros((num_actions, obs_dim)))
