@@ -134,12 +134,18 @@ def factor(gram: Array, ridge: Any, mask: Array | None = None) -> Factor:
       (True, True)
     """
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-        raise ValueError(f"gram must be square, the kernels between n inputs, got shape {gram.shape}.")
+        raise ValueError(
+            f"gram must be square, the kernels between n inputs, got shape {gram.shape}."
+        )
     mask = jnp.ones(gram.shape[0], bool) if mask is None else mask
     if mask.shape != gram.shape[:1]:
-        raise ValueError(f"mask must have one entry for each of the {gram.shape[0]} rows of gram, got shape {mask.shape}.")
+        raise ValueError(
+            f"mask must have one entry for each of the {gram.shape[0]} rows of gram, got shape {mask.shape}."
+        )
     both = mask[:, None] & mask
-    lower = cholesky(jnp.where(both, gram, 0.0) + jnp.diag(jnp.where(mask, ridge, 1.0).astype(gram.dtype)))
+    lower = cholesky(
+        jnp.where(both, gram, 0.0) + jnp.diag(jnp.where(mask, ridge, 1.0).astype(gram.dtype))
+    )
     return Factor(lower, mask, jnp.all(jnp.isfinite(lower)))
 
 
@@ -168,7 +174,11 @@ def log_evidence(fitted: Factor, targets: Array) -> Array:
     """
     count = jnp.sum(fitted.mask)
     power = jnp.sum(whiten(fitted, targets) ** 2, axis=0) / count
-    volume = jnp.sum(jnp.log(jnp.sum(jnp.where(jnp.eye(fitted.mask.size, dtype=bool), fitted.lower, 0.0), axis=1)))
+    volume = jnp.sum(
+        jnp.log(
+            jnp.sum(jnp.where(jnp.eye(fitted.mask.size, dtype=bool), fitted.lower, 0.0), axis=1)
+        )
+    )
     return -0.5 * count * jnp.sum(jnp.log(jnp.maximum(power, 1e-18))) - targets.shape[1] * volume
 
 
@@ -285,7 +295,9 @@ def span(
       (True, 2)
     """
     if most % block:
-        raise ValueError(f"most={most} centres are taken in blocks of {block}: make it a multiple of that.")
+        raise ValueError(
+            f"most={most} centres are taken in blocks of {block}: make it a multiple of that."
+        )
     height = rows.groups * rows.size
     dtype = jnp.result_type(tolerance, jnp.zeros(()))
     columns = most // block
@@ -296,7 +308,9 @@ def span(
 
     def put(array: Array, value: Array, *start: Any) -> Array:
         start = start + (0,) * (array.ndim - len(start))
-        return lax.dynamic_update_slice(array, value.astype(array.dtype), tuple(jnp.asarray(each, jnp.int32) for each in start))
+        return lax.dynamic_update_slice(
+            array, value.astype(array.dtype), tuple(jnp.asarray(each, jnp.int32) for each in start)
+        )
 
     def left(residual: Array) -> Array:
         return jnp.where(is_stored, residual[:, : rows.size], 0.0).reshape(-1)
@@ -323,7 +337,9 @@ def span(
         at_pivots = found.features[index // rows.size, index % rows.size]
         at_pivots = jnp.where((jnp.arange(most) < j * block) & is_new[:, None], at_pivots, 0.0)
         gram = between(index) - dot(at_pivots, at_pivots.T)
-        gram = jnp.where(is_new[:, None] & is_new, gram, 0.0) + jnp.diag(jnp.where(is_new, jitter, 1.0).astype(dtype))
+        gram = jnp.where(is_new[:, None] & is_new, gram, 0.0) + jnp.diag(
+            jnp.where(is_new, jitter, 1.0).astype(dtype)
+        )
         lower = cholesky(gram)
         inverse = solve_lower(lower, identity)
 
@@ -333,14 +349,18 @@ def span(
             def subtract(k: Array, cross: Array) -> Array:
                 start = (jnp.asarray(each, jnp.int32) for each in (r, 0, k * block))
                 known = lax.dynamic_slice(features, tuple(start), (1, height, block))[0]
-                return cross - dot(known, lax.dynamic_slice_in_dim(at_pivots, k * block, block, 1).T)
+                return cross - dot(
+                    known, lax.dynamic_slice_in_dim(at_pivots, k * block, block, 1).T
+                )
 
             cross = lax.fori_loop(0, j, subtract, jnp.where(is_new, kernel(r, index), 0.0))
             new = dot(cross, inverse.T)
             remaining = jnp.maximum(residual[r] - jnp.sum(new**2, axis=1), 0.0)
             return put(features, new[None], r, 0, j * block), put(residual, remaining[None], r)
 
-        features, residual = lax.fori_loop(0, in_use, one_row_block, (found.features, found.residual))
+        features, residual = lax.fori_loop(
+            0, in_use, one_row_block, (found.features, found.residual)
+        )
         stripe = put(at_pivots, lower, 0, j * block)
         found = Span(
             pivot=put(found.pivot, index, j * block),
@@ -356,7 +376,9 @@ def span(
         j, found = carry
         return (j < limit) & (largest(jnp.max(left(found.residual))) > tolerance)
 
-    start = empty_span(rows, most, dtype, work)._replace(residual=jnp.full((rows.blocks, height), prior, dtype))
+    start = empty_span(rows, most, dtype, work)._replace(
+        residual=jnp.full((rows.blocks, height), prior, dtype)
+    )
     return lax.while_loop(is_going, one_block, (jnp.int32(0), start))[1]
 
 
@@ -407,10 +429,15 @@ def shares(whole: int) -> list[int]:
     return sorted({-(-whole // share) for share in (8, 4, 2, 1)})
 
 
-def at_size(counts: tuple[Array, ...], sizes: tuple[tuple[int, ...], ...], branch: Callable[..., Any]) -> Any:
+def at_size(
+    counts: tuple[Array, ...], sizes: tuple[tuple[int, ...], ...], branch: Callable[..., Any]
+) -> Any:
     """branch(*size) for the first of the static sizes that holds the counts; the last holds everything."""
     if len(sizes) == 1:
         return branch(*sizes[0])
-    holds = [jnp.all(jnp.stack([count <= most for count, most in zip(counts, size, strict=True)])) for size in sizes[:-1]]
+    holds = [
+        jnp.all(jnp.stack([count <= most for count, most in zip(counts, size, strict=True)]))
+        for size in sizes[:-1]
+    ]
     which = jnp.argmax(jnp.stack([*holds, jnp.array(True)]))
     return lax.switch(which, [functools.partial(branch, *size) for size in sizes])
