@@ -172,7 +172,9 @@ class Exact:
         """Where no slot is free the last block of the whitener is closed: fewer zeros to read."""
         old, more = posterior.capacity, capacity - posterior.capacity
         *closed, last = posterior.whitener
-        new = (last, jnp.zeros((more, capacity), last.dtype)) if is_full else (pad(last, more, 0, 1),)
+        new = (
+            (last, jnp.zeros((more, capacity), last.dtype)) if is_full else (pad(last, more, 0, 1),)
+        )
         cross = pad(posterior.cross.reshape(old, -1, old), more, 0, 2).reshape(capacity, -1)
         obs, next_obs, rows = jax.tree.map(
             lambda array: pad(array, more, 1), (posterior.obs, posterior.next_obs, posterior.rows)
