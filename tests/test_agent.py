@@ -415,7 +415,7 @@ class Back(Line):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # where an interruption met a finaliser
-@pytest.mark.parametrize("env, options", [(lambda: Line(goal=1), {}), (lambda: Back(goal=2), {"recipe": "paper", **BOUNDS})])
+@pytest.mark.parametrize("env, options", [(lambda: Back(goal=1), {}), (lambda: Back(goal=2), {"recipe": "paper", **BOUNDS})])
 def test_an_interruption_at_any_call_loses_nothing(tmp_path, env, options):
     def new():
         return KQL(env(), seed=0, **options)

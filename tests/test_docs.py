@@ -67,7 +67,7 @@ def test_tutorial_code_runs(tmp_path, monkeypatch, capsys):
 
 def test_howto_code_runs(tmp_path, monkeypatch):
     names, count = run_page("docs/howto.md", tmp_path, monkeypatch)
-    assert count == 16
+    assert count == 15
     assert bool(names["info"].is_stored)
     assert names["widths"].shape == (3,)
     assert names["returns"].shape == (4, 50)
