@@ -307,7 +307,11 @@ class KQL:
         self._given, self._env = env, new
 
     def close(self) -> None:
-        """Closes the environment, if the agent opened it. It is opened again when it is needed."""
+        """Closes the environment, if the agent opened it. It is opened again when it is needed.
+
+        Examples:
+          >>> kqljax.KQL("MountainCar-v0", seed=0).learn(20).close()
+        """
         if isinstance(self._given, str) and self._env is not None:
             self._env.close()
             self._env = None
@@ -343,7 +347,7 @@ class KQL:
         return self.actions[self.choose(observation)], None
 
     def choose(self, observation: Any) -> np.ndarray:
-        """`predict` as the index `[]`, or `[n]` for a batch, of the action in `actions`."""
+        """The index `[]`, or `[n]` for a batch, of the action in `actions`; see `predict`."""
         obs, is_batch = self._observations.batch(observation)
         fitted = self._fitted()
         index = beliefs.act(fitted.policy, fitted.scaling, obs)
@@ -362,7 +366,7 @@ class KQL:
         return getattr(self.beliefs(observation), self._learner.acts_by)
 
     def beliefs(self, observation: Any) -> Beliefs:
-        """Mean, spread and optimistic value, `[A]` each, or `[n, A]` for a batch."""
+        """Mean, spread and optimistic value, `[A]` each, or `[n, A]` for a batch; see `Beliefs`."""
         obs, is_batch = self._observations.batch(observation)
         found = beliefs.believe(self._fitted(is_whole=True), obs)
         return found if is_batch else Beliefs(*(each[0] for each in found))
@@ -433,7 +437,7 @@ class KQL:
     def load(
         cls, path: str | os.PathLike[str], *, env: Any = None, kernel: Kernel | None = None
     ) -> Self:
-        """The agent that `save` wrote; it acts as the saved one did and goes on with a new episode.
+        """The agent that `save` wrote, which acts alike and goes on with a new episode; see `save`.
 
         Args:
           env: to learn and be evaluated in, where it was not given by name or shall be another.
