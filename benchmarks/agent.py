@@ -127,7 +127,7 @@ def child(name: str, is_smoke: bool, **more: Any) -> dict:
 
 
 def measure(is_smoke: bool) -> dict:
-    from kqljax.report import records
+    import records
 
     size = SMOKE if is_smoke else FULL
     found: dict[str, Any] = {"settings": size}
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
         found = CHILDREN[options.child](SMOKE if options.smoke else FULL, **json.loads(options.arguments))
         print(json.dumps(found))
         return found
-    from kqljax.report import records
+    import records
 
     out = records.prepare_directory(options.out)
     found = measure(options.smoke)

@@ -20,13 +20,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import records
 import scaling
 import step_time
 
 import kqljax
-from kqljax import features
-from kqljax.report import records
-from kqljax.rollout import STAGES
 
 COMMITTED = Path(__file__).parent / "results" / "check.json"
 ALLOWED = 2 / 3
@@ -40,7 +38,7 @@ def against_numpy(horizon: int) -> float:
 def features_against_exact(name: str, horizon: int) -> float:
     """The exact engine's seconds over those of the features in float32, one seed."""
     task = kqljax.make_task(name)
-    feature_map = features.auto(kqljax.RBF(eta=task.eta), task, scaling.TOLERANCE)
+    feature_map = scaling.feature_map_of(task)
     exact, quick = (scaling.measure(task, feature_map, kind, horizon, 3)["seconds"] for kind in ("exact", "features32"))
     return exact / quick
 
@@ -48,12 +46,10 @@ def features_against_exact(name: str, horizon: int) -> float:
 def seeds_against_one(name: str, horizon: int, seeds: int) -> float:
     """Seconds of one seed alone over the seconds a seed of many with `across_seeds` on all devices, features in float32."""
     task = kqljax.make_task(name)
-    cfg = task.config(horizon=horizon, features=features.auto(kqljax.RBF(eta=task.eta), task, scaling.TOLERANCE))
-
-    stages = STAGES if horizon >= 100 else 1
+    cfg = task.config(horizon=horizon, engine=kqljax.Weights(scaling.feature_map_of(task)))
 
     def run(key, task, cfg):
-        return kqljax.train(task, cfg, key, dtype=jnp.float32, stages=stages).log.info.residual
+        return kqljax.train(key, task, cfg, horizon, dtype=jnp.float32).log.info.residual
 
     def seconds(program, keys) -> float:
         best = float("inf")

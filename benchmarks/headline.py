@@ -32,14 +32,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
 import sb3_dqn
 from numpy_kql import NumpyKQL
+from paper import PAPER, PAPER_TASKS
 
 import kqljax
 from kqljax import rounds
 from kqljax.baselines import dqn
-from kqljax.experiment import PAPER, PAPER_TASKS
-from kqljax.report import records, style, summarise
+from kqljax.report import style, summarise
 
 RESULTS = Path(__file__).parent / "results"
 DQN_TASK = "CartPole-v0"
@@ -93,13 +94,12 @@ class Programs:
 
         def both(key: Any) -> Any:
             train_key, eval_key = jax.random.split(key)
-            run = rounds.train(train_key, task, size.recipe, num_steps=size.steps)
-            is_finite = run.log.rounds.is_finite.all() & (run.log.action >= 0).all()
-            return rounds.evaluate(eval_key, task, run.policy, num_episodes=size.episodes).mean(), is_finite
+            run = kqljax.train(train_key, task, size.recipe, num_steps=size.steps)
+            return kqljax.evaluate(eval_key, task, run, num_episodes=size.episodes).mean(), run.is_sound
 
         def train(key: Any) -> Any:
-            run = rounds.train(jax.random.split(key)[0], task, size.recipe, num_steps=size.steps)
-            return run.transitions, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(run.policy))
+            run = kqljax.train(jax.random.split(key)[0], task, size.recipe, num_steps=size.steps)
+            return run.state.transitions, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(run.policy))
 
         start = time.perf_counter()
         self.both = compiled(both, self.keys)
@@ -153,13 +153,13 @@ def run_rounds(size: Size, repeats: int, between: Callable[[], None], checked: b
 
 def run_our_dqn(steps: int, episodes: int) -> dict:
     task = kqljax.make_task(DQN_TASK)
-    cfg = dqn.default_config(task)
+    learner = dqn.paper_config(DQN_TASK)
     start = time.perf_counter()
-    train = jax.jit(lambda key: dqn.train(task, cfg, key, steps).state).lower(jax.random.key(1)).compile()
+    program = jax.jit(lambda key: kqljax.train(key, task, learner, steps).policy).lower(jax.random.key(1)).compile()
     compile_seconds = time.perf_counter() - start
-    jax.block_until_ready(train(jax.random.key(1)))
-    seconds, state = clock(train, jax.random.key(DQN_SEED))
-    mean = float(dqn.evaluate(task, cfg, state, jax.random.key(FIRST_SEED), episodes).mean())
+    jax.block_until_ready(program(jax.random.key(1)))
+    seconds, policy = clock(program, jax.random.key(DQN_SEED))
+    mean = float(kqljax.evaluate(jax.random.key(FIRST_SEED), task, policy, episodes).mean())
     return {"seconds": seconds, "compile_seconds": compile_seconds, "return": mean}
 
 

@@ -31,12 +31,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
+from paper import PAPER, PAPER_TASKS
 from tqdm import tqdm
 
 import kqljax
 from kqljax import rounds
-from kqljax.experiment import PAPER, PAPER_TASKS
-from kqljax.report import records, style, summarise
+from kqljax.report import style, summarise
 
 RESULTS = Path(__file__).parent / "results"
 TABLE_SEED, PARTS_SEED = 2000, 600
@@ -141,18 +142,19 @@ class Outcome(NamedTuple):
     is_sound: Any
 
 
-def trained(key: Any, task: kqljax.Task, recipe: rounds.Recipe, steps: int) -> tuple[rounds.Run, Outcome]:
+def trained(key: Any, task: kqljax.Task, recipe: rounds.Recipe, steps: int) -> tuple[kqljax.TrainRun, Outcome]:
     """A run, and what there is to say of it before evaluation."""
-    run = rounds.train(key, task, recipe, num_steps=steps)
+    run = kqljax.train(key, task, recipe, num_steps=steps)
     log = run.log
     first_end = jnp.where(log.terminated.any(), jnp.argmax(log.terminated) + 1, steps + 1)
-    is_sound = log.rounds.is_finite.all() & (log.action >= 0).all()
-    return run, Outcome(0.0, first_end, log.rounds.acts_finished.mean(), is_sound)
+    begins = log.info.is_round
+    share = (log.info.acts_finished & begins).sum() / (begins.sum() + 1)  # the first round is not in the log
+    return run, Outcome(0.0, first_end, share, run.is_sound)
 
 
 def evaluated(key: Any, task: kqljax.Task, policy: rounds.Policy, outcome: Outcome, episodes: int) -> Outcome:
     """The outcome with the policy's mean return."""
-    mean = rounds.evaluate(key, task, policy, num_episodes=episodes).mean()
+    mean = kqljax.evaluate(key, task, policy, num_episodes=episodes).mean()
     return outcome._replace(return_mean=mean, is_sound=outcome.is_sound & jnp.isfinite(mean))
 
 
@@ -183,7 +185,7 @@ def finish_program(task: str, steps: int, episodes: int, shapes: Any) -> Callabl
         found, outcome = trained(train_key, made, recipe, steps)
 
         def one(variant: rounds.Recipe) -> Outcome:
-            policy = rounds.fit(None, variant, found.transitions).policy
+            policy = rounds.fit(None, variant, found.state.transitions).policy
             return evaluated(eval_key, made, policy, outcome, episodes)
 
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(jax.lax.map(one, group) for group in groups))

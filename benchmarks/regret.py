@@ -23,12 +23,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
+from mdps import MDP, chain, growth_exponent, solve_tabular
+from q_learning import QLearning
 from tqdm import tqdm
 
 import kqljax
-from kqljax import features, theory
-from kqljax.baselines import q_learning
-from kqljax.report import records, summarise
+from kqljax import features, theory, train
+from kqljax.report import summarise
+from kqljax.training import EveryStep
 
 RESULTS = Path(__file__).parent / "results"
 GAMMA = 0.9
@@ -38,19 +41,20 @@ LEARNERS = ("kql", "kql-paper", "kql-greedy", "q-learning")
 COLOURS = {"kql": "#0072B2", "kql-paper": "#009E73", "kql-greedy": "#D55E00", "q-learning": "#CC79A7"}
 
 
-def assumptions(mdp: theory.MDP, horizon: int) -> theory.Assumptions:
+def assumptions(mdp: MDP, horizon: int) -> theory.Assumptions:
     sizes = {"obs_dim": mdp.num_states, "num_actions": mdp.num_actions}
     return theory.assume(mdp.kernel(), **sizes, horizon=horizon, rho=mdp.rho, gamma=GAMMA, sigma=mdp.sigma)
 
 
-def config(mdp: theory.MDP, learner: str, horizon: int) -> kqljax.KQLConfig:
+def config(mdp: MDP, learner: str, horizon: int) -> kqljax.KQLConfig:
     """The indicator kernel as features, which are exact: one for each state."""
     assumed = assumptions(mdp, horizon)
     beta = {"kql": float(theory.confidence_width(assumed)), "kql-paper": None, "kql-greedy": 0.0}[learner]
     kernel = mdp.kernel()
-    table = features.dictionary(kernel, np.eye(mdp.num_states), mdp.num_actions)
+    table = features.nystrom(kernel, np.eye(mdp.num_states), mdp.num_actions)
     return kqljax.KQLConfig(
-        kernel=kernel, num_actions=mdp.num_actions, horizon=horizon, gamma=GAMMA, beta=beta, features=table, tie_break="random"
+        kernel=kernel, num_actions=mdp.num_actions, horizon=horizon, gamma=GAMMA, beta=beta,
+        engine=kqljax.Weights(table), tie_break="random",
     )
 
 
@@ -59,9 +63,9 @@ def run_kql(task, cfg, best, keys, horizon):
     """Cumulative regret `[seeds, T]`; seeds differ by how ties are broken."""
 
     def one(key):
-        run = kqljax.train(task, cfg, key, horizon, stages=1)  # a step is cheap at any capacity; stages cost compile time
+        run = kqljax.train(key, task, EveryStep(cfg, 1), horizon)  # a step is cheap at any capacity; stages cost compile time
         # Row t of the table is the state reached at step t; the run starts on the left.
-        reached = jnp.argmax(run.state.table.obs, axis=1)
+        reached = jnp.argmax(run.state.posterior.next_obs, axis=0)
         visited = jnp.concatenate([jnp.zeros((1,), reached.dtype), reached[:-1]])
         sound = jnp.all(run.log.info.is_stored & run.log.info.is_finite)
         return theory.measured_regret(best[visited], run.log.raw_reward, cfg.gamma), sound
@@ -71,17 +75,18 @@ def run_kql(task, cfg, best, keys, horizon):
 
 @functools.partial(jax.jit, static_argnames=("horizon",))
 def run_q_learning(task, best, keys, horizon):
-    cfg = q_learning.QLearningConfig(gamma=GAMMA)
+    learner = QLearning(gamma=GAMMA)
 
     def one(key):
-        run = q_learning.train(task, cfg, key, horizon)
-        return theory.measured_regret(best[run.visited], run.log.raw_reward, cfg.gamma), jnp.asarray(True)
+        run = train(key, task, learner, horizon)
+        optimal = best[run.log.info.state]
+        return theory.measured_regret(optimal, run.log.raw_reward, GAMMA), run.is_sound
 
     return jax.vmap(one)(keys)
 
 
-def measure(mdp: theory.MDP, learner: str, horizon: int, seeds: int) -> dict:
-    task, best = mdp.task(), theory.solve_tabular(mdp.transition, mdp.reward, GAMMA).v
+def measure(mdp: MDP, learner: str, horizon: int, seeds: int) -> dict:
+    task, best = mdp.task(), solve_tabular(mdp.transition, mdp.reward, GAMMA).v
     keys = jax.vmap(jax.random.key)(jnp.arange(1000, 1000 + seeds))
     if learner == "q-learning":
         regret, sound = run_q_learning(task, best, keys, horizon)
@@ -115,7 +120,7 @@ def draw(rows: list[dict], path: Path) -> None:
     for learner in LEARNERS:
         mine = [row for row in rows if row["learner"] == learner]
         steps = [row["horizon"] for row in mine]
-        slope = theory.growth_exponent(steps, [row["regret_iqm"] for row in mine])
+        slope = growth_exponent(steps, [row["regret_iqm"] for row in mine])
         label = f"{learner} (exponent {slope:.2f})"
         left.plot(steps, [row["regret_iqm"] for row in mine], "o-", color=COLOURS[learner], label=label, markersize=4)
         left.fill_between(
@@ -151,7 +156,7 @@ def main(argv=None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for regret.json and regret.png")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    mdp = theory.chain(4 if args.smoke else LENGTH)
+    mdp = chain(4 if args.smoke else LENGTH)
     horizons, seeds = ((40, 80), 2) if args.smoke else (HORIZONS, args.seeds)
     print(f"{mdp.name}, gamma = {GAMMA}, {seeds} seeds from 1000, regret after T steps")
     print("| learner | T | beta | regret IQM [95%] | worst seed | bound |\n|---|---|---|---|---|---|")
@@ -163,7 +168,7 @@ def main(argv=None) -> None:
         beta = "" if row["beta"] is None else f"{row['beta']:.3g}"
         print(f"| {learner} | {horizon} | {beta} | {interval} | {row['regret_worst']:.1f} | {row['bound']:.3g} |", flush=True)
     exponents = {
-        learner: theory.growth_exponent(horizons, [row["regret_iqm"] for row in rows if row["learner"] == learner])
+        learner: growth_exponent(horizons, [row["regret_iqm"] for row in rows if row["learner"] == learner])
         for learner in LEARNERS
     }
     print("growth exponents: " + ", ".join(f"{learner} {slope:.2f}" for learner, slope in exponents.items()))

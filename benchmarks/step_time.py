@@ -23,13 +23,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
 from numpy_kql import NumpyKQL
 
 import kqljax
 from kqljax.arrays import few_columns, pad
-from kqljax.posterior import gram
-from kqljax.report import records
-from kqljax.rollout import STAGES, stage_capacities
+from kqljax.engines.exact import unwhiten, whiten
+from kqljax.kql import resize
+from kqljax.training import EveryStep
 
 NUM_ACTIONS, OBS_DIM, ETA = 3, 4, 1.0
 
@@ -52,19 +53,19 @@ def taken(step):
 
 def engine_run(cfg, obs):
     """Actions `[T]` it would take and the final state: the loop of `kqljax.train` without an environment."""
-    capacities = stage_capacities(cfg, cfg.horizon, STAGES)
+    capacities, key = EveryStep(cfg).stages(cfg.horizon), jax.random.key(0)  # ties go to the first action
 
     def body(carry, inputs):
         state, would = carry
         step, seen, reached = inputs
         transition = kqljax.Transition(seen, taken(step), reward(seen), reached, jnp.asarray(False))
-        state, _, chosen, _ = kqljax.kql_step_and_act(cfg, state, transition, reached)
+        state, _, chosen, _ = kqljax.kql_step_and_act(key, cfg, state, transition, reached)
         return (state, chosen), would
 
     state = kqljax.kql_init(cfg, OBS_DIM, capacity=capacities[0])
-    carry, actions, done = (state, kqljax.kql_act(cfg, state, obs[0])[0]), [], 0
+    carry, actions, done = (state, kqljax.kql_act(key, cfg, state, obs[0])[0]), [], 0
     for capacity in capacities:
-        carry = (kqljax.kql_grow(carry[0], capacity, is_full=True), carry[1])
+        carry = (resize(cfg, carry[0], capacity, is_full=True), carry[1])
         carry, chosen = jax.lax.scan(
             body, carry, (jnp.arange(done, capacity), obs[done:capacity], obs[done + 1 : capacity + 1])
         )
@@ -79,8 +80,8 @@ def products_run(states):
     num_columns = 2 + 2 * NUM_ACTIONS
 
     def body(posterior, cross, columns):
-        whitened = gram.whiten(posterior, columns)
-        direction, weights = gram.unwhiten(posterior, whitened.T[:2])
+        whitened = whiten(posterior, columns)
+        direction, weights = unwhiten(posterior, whitened.T[:2])
         asked = jnp.repeat(jnp.stack([direction, weights], axis=1), NUM_ACTIONS, axis=1)
         return columns + pad(few_columns(cross, asked), num_columns - 2 * NUM_ACTIONS, 1)
 
@@ -96,11 +97,11 @@ def products_run(states):
 
 def empty_states(cfg) -> list:
     """Whitener and cross Gram matrix at each stage of a run."""
-    capacities = stage_capacities(cfg, cfg.horizon, STAGES)
-    posterior, found = gram.init(OBS_DIM, NUM_ACTIONS, capacities[0]), []
+    capacities = EveryStep(cfg).stages(cfg.horizon)
+    state, found = kqljax.kql_init(cfg, OBS_DIM, capacity=capacities[0]), []
     for capacity in capacities:
-        posterior = gram.grow(posterior, capacity, is_full=True)
-        found.append((posterior, jnp.zeros((capacity, capacity))))
+        state = resize(cfg, state, capacity, is_full=True)
+        found.append((state.posterior, jnp.zeros((capacity, capacity))))
     return found
 
 

@@ -9,19 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from kqljax.checks import (
-    NormalisationWarning,
-    check_normalisation,
-    check_self_kernels,
-    real,
-    require,
-    whole_number,
-)
-from kqljax.engines.base import Engine
+from kqljax.checks import check_gamma_and_lam, require, whole_number
+from kqljax.engines.base import Engine, Sizes
 from kqljax.engines.exact import Exact
 from kqljax.errors import describe, first_bad, is_known
-from kqljax.kernels import Kernel
+from kqljax.kernels import Kernel, NormalisationWarning
 from kqljax.pytrees import register
+from kqljax.state import KQLState
 
 TIE_BREAKS = ("first", "random")
 
@@ -31,9 +25,10 @@ TIE_BREAKS = ("first", "random")
 class KQLConfig:
     """What Algorithm 1 takes as parameters.
 
-    Numbers are pytree leaves: changing or vmapping them does not recompile. Defaults of `lam` and `beta`
-    are the paper's and are computed when the config is made; to change gamma or the horizon and keep
-    them, make a new config. `kqljax.theory.from_theory` makes one with the beta of Theorem 1.
+    Numbers are pytree leaves: changing or vmapping them does not recompile. Defaults of `lam` and
+    `beta` are the paper's and are computed when the config is made; to change gamma or the horizon
+    and keep them, make a new config. `kqljax.theory.from_theory` makes one with the beta of Theorem
+    1.
 
     Attributes:
       kernel: kernel on (state, action) pairs.
@@ -55,7 +50,7 @@ class KQLConfig:
     kernel: Kernel
     num_actions: int
     horizon: int
-    engine: Engine = Exact()
+    engine: Engine = Exact()  # noqa: RUF009 - it has no fields
     gamma: Any = 0.95
     lam: Any = None
     beta: Any = None
@@ -63,21 +58,22 @@ class KQLConfig:
     tie_break: str = "first"
 
     def __post_init__(self) -> None:
-        # Defaults, and of values only what they need: leaves may be tracers. The rest is for validate().
+        # Defaults, and of values only what they need: leaves may be tracers. The rest is for
+        # validate().
         self._check_static()
         if self.lam is None:
             object.__setattr__(self, "lam", 1.0 / (10 * self.horizon))
         if self.beta is None:
             if is_known(self.gamma, self.lam):
-                self._check_gamma_and_lam()
+                check_gamma_and_lam(self.gamma, self.lam)
             object.__setattr__(self, "beta", self.lam**0.5 / (1 - self.gamma))
 
     def validate(self, obs_dim: int | None = None) -> KQLConfig:
         """Raises ValueError where a value is out of range; returns the config. Call it outside jit.
 
         A config with batched leaves is checked entry by entry. With `obs_dim`, also warns
-        (`NormalisationWarning`) where the kernel leaves the paper's normalisation, ||K_x|| in [1/2, 1] on
-        observations in [-1, 1]^l.
+        (`NormalisationWarning`) where the kernel leaves the paper's normalisation, ||K_x|| in [1/2,
+        1] on observations in [-1, 1]^l.
 
         Examples:
           >>> kqljax.KQLConfig(kernel=kqljax.RBF(), num_actions=3, horizon=10, beta=-1.0).validate()
@@ -90,11 +86,9 @@ class KQLConfig:
             raise ValueError(
                 "KQLConfig.validate() looks at values: call it outside jax.jit and jax.vmap."
             )
-        gamma, lam = self._check_gamma_and_lam()
+        gamma, lam = check_gamma_and_lam(self.gamma, self.lam)
         remedy = "The paper uses sqrt(lam) / (1 - gamma)."
-        beta = require(
-            "beta", self.beta, lambda x: np.isfinite(x) & (x >= 0), "at least 0", remedy
-        )
+        beta = require("beta", self.beta, lambda x: np.isfinite(x) & (x >= 0), "at least 0", remedy)
         require(
             "terminal_value",
             self.terminal_value,
@@ -105,21 +99,44 @@ class KQLConfig:
         cap = 2 * np.sqrt(self.horizon + lam) / (1 - gamma)
         if np.any(beta > cap):
             warnings.warn(
-                f"beta = {first_bad(beta, beta <= cap)} is above 2 sqrt(T + lam) / (1 - gamma), the range "
+                f"beta = {first_bad(beta, beta <= cap)} is above 2 sqrt(T + lam) / (1 - gamma), "
+                "the range "
                 "of Algorithm 1; the regret bound does not cover it.",
                 NormalisationWarning,
                 stacklevel=2,
             )
         if obs_dim is not None and not self.is_batched:
-            check_normalisation(self.kernel, obs_dim, self.num_actions)
+            self.kernel.validate(obs_dim, self.num_actions, warns=True)
         return self
 
     def check(self, obs_dim: int) -> None:
-        """What a state for observations `[obs_dim]` needs: values where they are known, and the kernel."""
+        """What a state for observations `[obs_dim]` needs: values where they are known, and the
+        kernel.
+        """
         if is_known(self):
             self.validate()
             if not self.is_batched:
-                check_self_kernels(self.kernel, obs_dim, self.num_actions)
+                self.kernel.validate(obs_dim, self.num_actions, warns=False)
+
+    def check_state(self, state: KQLState) -> int:
+        """The length l of an observation; ValueError where the state was made with another
+        config.
+        """
+        obs_dim = self.engine.check(state.posterior, self.kernel, self.num_actions)
+        remedy = "Make the state with kql_init and this config."
+        actions = state.posterior.rows.mean.shape[-2]
+        if actions != self.num_actions:
+            raise ValueError(
+                f"the state was made for {actions} actions, the config has "
+                f"num_actions={self.num_actions}. {remedy}"
+            )
+        made, lam = state.posterior.lam, self.lam
+        if is_known(made, lam) and not np.allclose(made, lam, rtol=1e-5, atol=0):
+            raise ValueError(
+                f"the state was made with lam={np.asarray(made)}, the config has "
+                f"lam={np.asarray(lam)}; lam is part of a state's factor. {remedy}"
+            )
+        return obs_dim
 
     @property
     def is_batched(self) -> bool:
@@ -131,22 +148,19 @@ class KQLConfig:
         if not isinstance(self.kernel, Kernel):
             raise ValueError(
                 f"kernel must be a kqljax kernel, got {describe(self.kernel)}. "
-                "Use RBF(eta=0.02), Linear(), Matern32(), Matern52(), or a subclass of kqljax.Kernel."
+                "Use RBF(eta=0.02), Linear(), Matern32(), Matern52(), or a subclass of "
+                "kqljax.Kernel."
             )
         whole_number("num_actions", self.num_actions, 1, "It is the number of discrete actions.")
-        whole_number("horizon", self.horizon, 1, "It is T, the transitions that the state can hold.")
+        whole_number(
+            "horizon", self.horizon, 1, "It is T, the transitions that the state can hold."
+        )
         if self.tie_break not in TIE_BREAKS:
             known = ", ".join(map(repr, TIE_BREAKS))
             raise ValueError(f"tie_break must be one of {known}, got {describe(self.tie_break)}.")
         if not hasattr(self.engine, "prepare"):
             raise ValueError(
-                f"engine must be kqljax.Exact() or kqljax.Weights(features), got {describe(self.engine)}."
+                "engine must be kqljax.Exact() or kqljax.Weights(features), got "
+                f"{describe(self.engine)}."
             )
-        self.engine.validate(self.kernel, self.lam, None, self.num_actions, self.horizon, None)
-
-    def _check_gamma_and_lam(self) -> tuple[np.ndarray, np.ndarray]:
-        gamma, lam = real("gamma", self.gamma), real("lam", self.lam)
-        require("gamma", gamma, lambda x: (x >= 0) & (x < 1), "in [0, 1)", "The paper uses 0.95.")
-        remedy = "The paper uses 1 / (10 * horizon)."
-        require("lam", lam, lambda x: np.isfinite(x) & (x > 0), "above 0", remedy)
-        return gamma, lam
+        self.engine.validate(self.kernel, self.lam, Sizes(self.num_actions, self.horizon))

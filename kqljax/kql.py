@@ -7,11 +7,12 @@
 
 Conventions that the paper leaves open (docs/conventions.md has the reasons):
 
-* Row tau of a table belongs to the successor s'_tau, so a reset between two transitions is harmless.
-* A terminated transition's target is r + gamma * terminal_value. A time limit is not an end: give the
-  true successor and terminated=False.
-* Targets at step t use Q-tilde_t, before the pair of step t is stored. Algorithm 1 writes Q-tilde_t[t + 1]
-  for the state just reached, without a line that fills it; it is what Q-hat_t and W_t say there.
+* Row tau of a table belongs to the successor s'_tau: a reset between two transitions is harmless.
+* A terminated transition's target is r + gamma * terminal_value. A time limit is not an end: give
+  the true successor and terminated=False.
+* Targets at step t use Q-tilde_t, before the pair of step t is stored. Algorithm 1 writes
+  Q-tilde_t[t + 1] for the state just reached, without a line that fills it; it is what Q-hat_t and
+  W_t say there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from kqljax.arrays import in_dtype, pad
 from kqljax.checks import float_dtype, whole_number
 from kqljax.config import KQLConfig
-from kqljax.engines.base import put
+from kqljax.engines.base import Sizes, put
 from kqljax.errors import is_known
 from kqljax.state import KQLInfo, KQLState, Prediction, Transition, check_obs, check_transition
 
@@ -52,18 +53,19 @@ def kql_init(
     capacity = cfg.horizon if capacity is None else capacity
     whole_number("capacity", capacity, 1, "Leave it out for the config's horizon.")
     cfg.check(obs_dim)
-    most, lam = max(cfg.horizon, capacity), cfg.lam if is_known(cfg.lam) or dtype is not None else None
-    dtype = float_dtype(dtype)
-    cfg.engine.validate(cfg.kernel, lam, obs_dim, cfg.num_actions, most, dtype)
-    posterior = cfg.engine.init(cfg.kernel, cfg.lam, obs_dim, cfg.num_actions, capacity, dtype)
+    lam = cfg.lam if is_known(cfg.lam) or dtype is not None else None
+    sizes = Sizes(cfg.num_actions, max(cfg.horizon, capacity), obs_dim, float_dtype(dtype))
+    cfg.engine.validate(cfg.kernel, lam, sizes)
+    posterior = cfg.engine.init(cfg.kernel, cfg.lam, sizes._replace(capacity=capacity))
+    dtype = sizes.dtype
     return KQLState(posterior, jnp.zeros((capacity,), dtype), jnp.zeros((capacity,), bool))
 
 
 def kql_resize(cfg: KQLConfig, state: KQLState, capacity: int) -> KQLState:
     """The same state with room for `capacity` transitions.
 
-    A step costs O(capacity^2): a long run that starts small and grows is faster than one that starts
-    with all its room.
+    A step costs O(capacity^2): a long run that starts small and grows is faster than one that
+    starts with all its room.
 
     Examples:
       >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
@@ -81,7 +83,8 @@ def resize(cfg: KQLConfig, state: KQLState, capacity: int, is_full: bool) -> KQL
     more = capacity - state.capacity
     if more < 0:
         raise ValueError(
-            f"cannot shrink a state from capacity {state.capacity} to {capacity}: transitions would be "
+            f"cannot shrink a state from capacity {state.capacity} to {capacity}: transitions "
+            "would be "
             "lost. Make a new state with kql_init."
         )
     if not more:
@@ -100,7 +103,7 @@ def kql_predict(cfg: KQLConfig, state: KQLState, obs: Any) -> tuple[Array, Array
       >>> q_hat.tolist(), width.round(3).tolist()  # nothing is known yet: 0, and 1 / sqrt(lam)
       ([0.0, 0.0, 0.0], [10.0, 10.0, 10.0])
     """
-    obs = check_obs(check_state(cfg, state), obs, state.reward.dtype, most_axes=2)
+    obs = check_obs(cfg.check_state(state), obs, state.reward.dtype, most_axes=2)
     engine = in_dtype(cfg.engine, obs.dtype)
     found = engine.predict(engine.predictor(state.posterior, reuse=False), jnp.atleast_2d(obs))
     q_hat, width = found.mean.T, jnp.sqrt(found.width_sq).T
@@ -129,9 +132,7 @@ def kql_act(key: Array, cfg: KQLConfig, state: KQLState, obs: Any) -> tuple[Arra
     return choose(key, cfg, q_tilde), q_tilde
 
 
-def kql_step(
-    cfg: KQLConfig, state: KQLState, transition: Transition
-) -> tuple[KQLState, KQLInfo]:
+def kql_step(cfg: KQLConfig, state: KQLState, transition: Transition) -> tuple[KQLState, KQLInfo]:
     """Learns from one transition (lines 10 to 23 of Algorithm 1).
 
     Outside jit a transition with wrong values raises ValueError. Inside jit it is left out and
@@ -152,10 +153,11 @@ def kql_step(
 def kql_step_and_act(
     key: Array, cfg: KQLConfig, state: KQLState, transition: Transition, obs: Any
 ) -> tuple[KQLState, KQLInfo, Array, Array]:
-    """`kql_step` and then `kql_act` at `obs` `[l]`, where the environment is now, for the price of one.
+    """`kql_step`, then `kql_act` at `obs` `[l]`, where the environment is now, for the price of
+    one.
 
-    `obs` is `transition.next_obs`, or the first observation of a new episode. Both functions ask the
-    same arrays for different columns; here they share the pass.
+    `obs` is `transition.next_obs`, or the first observation of a new episode. Both functions ask
+    the same arrays for different columns; here they share the pass.
 
     Returns:
       state, info: as `kql_step`.
@@ -173,15 +175,17 @@ def kql_step_and_act(
     state, info, found = _learn(cfg, state, transition, obs)
     assert found is not None
     q_tilde = optimistic(in_dtype(cfg, state.reward.dtype), found)
-    return state, info, choose(key, cfg, q_tilde), q_tilde
+    # A state that holds no pair yet would not notice.
+    is_number = jnp.all(jnp.isfinite(jnp.asarray(obs)))
+    return state, info, jnp.where(is_number, choose(key, cfg, q_tilde), -1), q_tilde
 
 
 def _learn(
     cfg: KQLConfig, state: KQLState, transition: Transition, query: Any
 ) -> tuple[KQLState, KQLInfo, Prediction | None]:
-    """One step of Algorithm 1, and Q-hat_{t+1} and widths `[A]` at the state `query` `[l]`, if any."""
+    """One step of Algorithm 1, and Q-hat_{t+1} and widths `[A]` at the state `query` `[l]`."""
     dtype = state.reward.dtype
-    obs_dim = check_state(cfg, state)
+    obs_dim = cfg.check_state(state)
     check_transition(cfg.num_actions, obs_dim, transition)
     if query is not None:
         query = check_obs(obs_dim, query, dtype)
@@ -192,13 +196,15 @@ def _learn(
 
     # Lines 10-14: Q-tilde_t at the states reached before, and so the targets of those steps.
     targets = bellman(cfg, state.posterior.rows, state.reward, state.terminated)
-    targets = jnp.where(state.posterior.action >= 0, targets, 0.0)
+    # Widths of unused slots are 0, where a square root has no derivative.
+    is_used = jnp.arange(state.capacity) < state.posterior.next_slot
+    targets = jnp.where(is_used, targets, 0.0)
     posterior, work = engine.prepare(state.posterior, transition, is_valid, targets, query)
     # Lines 6-7 for the state just reached: the row Q-tilde_t[t + 1] that line 23 needs.
     target = bellman(cfg, work.next, transition.reward, transition.terminated)
     # Lines 15-17: W_{t+1}; with the targets, the weights of Q-hat_{t+1} (line 23).
     posterior, work = engine.update(posterior, work, target)
-    # Lines 18-22: widths at all states reached; and Q-hat_{t+1} there, for lines 10-14 of the next step.
+    # Lines 18-22: widths at all states reached, and Q-hat_{t+1} there, for lines 10-14 to come.
     posterior = engine.refresh(posterior, work)
 
     info = KQLInfo(
@@ -215,24 +221,6 @@ def _learn(
     return KQLState(posterior, reward, terminated), info, work.query
 
 
-def check_state(cfg: KQLConfig, state: KQLState) -> int:
-    """The length l of an observation; ValueError where the state was made with another config."""
-    obs_dim = cfg.engine.check(state.posterior, cfg.kernel, cfg.num_actions)
-    actions, remedy = state.posterior.rows.mean.shape[-2], "Make the state with kql_init and this config."
-    if actions != cfg.num_actions:
-        raise ValueError(
-            f"the state was made for {actions} actions, the config has num_actions={cfg.num_actions}. "
-            f"{remedy}"
-        )
-    made, lam = state.posterior.lam, cfg.lam
-    if is_known(made, lam) and not np.allclose(made, lam, rtol=1e-5, atol=0):
-        raise ValueError(
-            f"the state was made with lam={np.asarray(made)}, the config has lam={np.asarray(lam)}; lam is "
-            f"part of a state's factor. {remedy}"
-        )
-    return obs_dim
-
-
 def optimistic(cfg: KQLConfig, at: Prediction) -> Array:
     """Q-tilde = clip(Q-hat + beta * Gamma-hat) to [0, 1 / (1 - gamma)], in the shape of `at`."""
     return jnp.clip(at.mean + cfg.beta * jnp.sqrt(at.width_sq), 0.0, 1.0 / (1.0 - cfg.gamma))
@@ -246,8 +234,8 @@ def bellman(cfg: KQLConfig, at: Prediction, reward: Array, terminated: Array) ->
 
 def choose(key: Array, cfg: KQLConfig, q_tilde: Array) -> Array:
     """Line 9: an action `[]` of maximal Q-tilde `[A]`; -1 where a value is not a number."""
-    # What rounding cannot tell apart is a tie: at first all actions are worth the cap, and features sum
-    # up to it in an order of their own for each action.
+    # What rounding cannot tell apart is a tie: at first all actions are worth the cap, and features
+    # sum up to it in an order of their own for each action.
     margin = 32 * float(jnp.finfo(q_tilde.dtype).eps) / (1.0 - cfg.gamma)
     # None is best where a value is not a number: comparisons with NaN are False.
     is_best = q_tilde >= jnp.max(q_tilde) - jnp.asarray(margin, q_tilde.dtype)

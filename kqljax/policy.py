@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from kqljax.arrays import in_dtype
 from kqljax.config import KQLConfig
-from kqljax.kql import check_state, choose, optimistic
+from kqljax.kql import choose, optimistic
 from kqljax.pytrees import register
 from kqljax.state import KQLState
 
@@ -36,7 +36,8 @@ class Values(NamedTuple):
 class KQLPolicy:
     """`kql_act` for a state that no longer changes: what many observations share is computed once.
 
-    A pytree: jit it, vmap it, pass it through scan. Observations are `[l]`, or `[n, l]` for n at once.
+    A pytree: jit it, vmap it, pass it through scan. Observations are `[l]`, or `[n, l]` for n at
+    once.
 
     Attributes:
       cfg: the config, with numbers in the state's dtype.
@@ -77,7 +78,7 @@ class KQLPolicy:
 
 def kql_policy(cfg: KQLConfig, state: KQLState) -> KQLPolicy:
     """The policy of a state, for many observations; see `KQLPolicy`."""
-    check_state(cfg, state)
+    cfg.check_state(state)
     cfg = in_dtype(cfg, state.reward.dtype)
     return KQLPolicy(cfg, cfg.engine.predictor(state.posterior, reuse=True))
 

@@ -1,7 +1,7 @@
 """Many seeds at once: the same run for a list of keys, on all devices.
 
-program = across_seeds(lambda key, task, cfg: kqljax.train(task, cfg, key).log.episode_return)
-returns = program(jax.random.split(key, 100), task, cfg)              # [100, T]
+program = across_seeds(lambda key, task, cfg: kqljax.train(key, task, cfg, 1000).log.episode_return)
+returns = program(jax.random.split(key, 100), task, cfg)              # [100, 1000]
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,9 @@ class Transition(NamedTuple):
     terminated: Any
 
     def sanitised(self, num_actions: int, dtype: Any) -> tuple[Array, Transition]:
-        """`[]` bool, it may be learned from; and the transition in a dtype, zeros where it may not."""
+        """`[]` bool, it may be learned from; and the transition in a dtype, zeros where it may
+        not.
+        """
         obs, next_obs, reward = (
             jnp.asarray(value, dtype) for value in (self.obs, self.next_obs, self.reward)
         )
@@ -65,24 +67,23 @@ class Prediction(NamedTuple):
 
 
 class Posterior(Protocol):
-    """What every engine's posterior has; T slots, which come last in every array.
-
-    Attributes:
-      next_slot: `[]` int32, where the next pair goes.
-      action: `[T]` int32 actions of the stored pairs; -1 in empty slots.
-      rows: `Prediction` `[A, T]` at the states reached.
-      lam: `[]` ridge parameter.
-    """
+    """What every engine's posterior has; T slots, which come last in every array."""
 
     @property
-    def next_slot(self) -> Array: ...
+    def next_slot(self) -> Array:
+        """`[]` int32, where the next pair goes."""
+
     @property
-    def action(self) -> Array: ...
+    def action(self) -> Array:
+        """`[T]` int32 actions of the stored pairs; -1 in empty slots."""
+
     @property
-    def rows(self) -> Prediction: ...
+    def rows(self) -> Prediction:
+        """`[A, T]` at the states reached."""
+
     @property
-    def lam(self) -> Array: ...
-    def _replace(self, **fields: Any) -> Self: ...
+    def lam(self) -> Array:
+        """`[]` ridge parameter."""
 
 
 class KQLState(NamedTuple):
@@ -164,7 +165,9 @@ class KQLInfo(NamedTuple):
 
 
 def check_obs(obs_dim: int, obs: Any, dtype: Any, name: str = "obs", most_axes: int = 1) -> Array:
-    """An observation `[l]`, or with two axes `[n, l]`, in a dtype; its values are looked at outside jit."""
+    """An observation `[l]`, or with two axes `[n, l]`, in a dtype; its values are looked at outside
+    jit.
+    """
     obs = np.asarray(obs) if isinstance(obs, (list, tuple)) else obs
     shape = np.shape(obs)
     if not 1 <= len(shape) <= most_axes or shape[-1] != obs_dim:
@@ -175,7 +178,9 @@ def check_obs(obs_dim: int, obs: Any, dtype: Any, name: str = "obs", most_axes: 
     if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
         raise ValueError(f"{name} must be real numbers, got {describe(obs)}.")
     if is_known(obs) and not np.all(np.isfinite(np.asarray(obs))):
-        raise ValueError(f"{name} must be finite, got {first_bad(obs, np.isfinite(np.asarray(obs)))}.")
+        raise ValueError(
+            f"{name} must be finite, got {first_bad(obs, np.isfinite(np.asarray(obs)))}."
+        )
     return jnp.asarray(obs, dtype)
 
 

@@ -118,7 +118,9 @@ class Task:
     def normalise(self, obs: Array) -> Array:
         """Raw observation `[l]` to [-1, 1]^l."""
         dtype = jnp.zeros(()).dtype
-        scaled = (jnp.asarray(obs, dtype) - jnp.asarray(self.centre, dtype)) / jnp.asarray(self.half_width, dtype)
+        scaled = (jnp.asarray(obs, dtype) - jnp.asarray(self.centre, dtype)) / jnp.asarray(
+            self.half_width, dtype
+        )
         return jnp.clip(scaled, -1.0, 1.0) if self.clips else scaled
 
     def unit_reward(self, reward: Any) -> Array:
@@ -138,7 +140,9 @@ class Task:
         dtype = jnp.zeros(()).dtype
         return TaskStep(
             obs=self.normalise(obs),
-            env_state=jax.tree.map(lambda new, old: jnp.asarray(new, jnp.asarray(old).dtype), new_state, env_state),
+            env_state=jax.tree.map(
+                lambda new, old: jnp.asarray(new, jnp.asarray(old).dtype), new_state, env_state
+            ),
             next_obs=self.normalise(info["final_observation"]),
             reward=self.unit_reward(jnp.asarray(raw, dtype)),
             raw_reward=jnp.asarray(raw, dtype),
@@ -185,7 +189,9 @@ class Task:
     def _is_open(self) -> bool:
         """Whether a step is gymnax's own: a wrapper or an environment with another `step` keeps it."""
         methods = (getattr(type(self.env), name, None) for name in ("step", "reset"))
-        return all(getattr(each, "__module__", "") == "gymnax.environments.environment" for each in methods)
+        return all(
+            getattr(each, "__module__", "") == "gymnax.environments.environment" for each in methods
+        )
 
     def _raw_action(self, action: Array) -> Array:
         if self.actions is None:
@@ -201,7 +207,9 @@ class Task:
         _, after, *_ = jax.eval_shape(self._raw_step, key, env_state, jnp.zeros((), jnp.int32))
         return jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), env_state, after)
 
-    def config(self, kernel: Kernel | None = None, horizon: int = 1000, **overrides: Any) -> KQLConfig:
+    def config(
+        self, kernel: Kernel | None = None, horizon: int = 1000, **overrides: Any
+    ) -> KQLConfig:
         """A config for this task: its number of actions, its terminal value and, by default, the paper's RBF kernel.
 
         After the end the environment pays raw reward 0 for ever, so the terminal value is that reward, normalised,
@@ -272,12 +280,18 @@ class Task:
             num_actions = len(actions)
         worst, best = (float(end) for end in reward_range)
         if not (math.isfinite(worst) and math.isfinite(best) and worst < best):
-            raise ValueError(f"reward_range must be (lowest, highest) with lowest < highest, got {reward_range}.")
+            raise ValueError(
+                f"reward_range must be (lowest, highest) with lowest < highest, got {reward_range}."
+            )
         if max_steps is not None and hasattr(params, "max_steps_in_episode"):
             params = params.replace(max_steps_in_episode=max_steps)
-        steps = max_steps if max_steps is not None else getattr(params, "max_steps_in_episode", None)
+        steps = (
+            max_steps if max_steps is not None else getattr(params, "max_steps_in_episode", None)
+        )
         if steps is None:
-            raise ValueError(f"{name} has no max_steps_in_episode: give max_steps=, the length of an episode.")
+            raise ValueError(
+                f"{name} has no max_steps_in_episode: give max_steps=, the length of an episode."
+            )
         return cls(
             name=name,
             env=env,
@@ -294,19 +308,30 @@ class Task:
         )
 
 
-def _bounds(name: str, env: Any, params: Any, given: tuple[Any, Any] | None) -> tuple[np.ndarray, np.ndarray]:
+def _bounds(
+    name: str, env: Any, params: Any, given: tuple[Any, Any] | None
+) -> tuple[np.ndarray, np.ndarray]:
     source = "obs_bounds"
     if given is None:
         space = env.observation_space(params)
         source = f"the observation space of {name}"
         if not hasattr(space, "low"):
-            raise ValueError(f"{source} is {describe(space)}, not a box: give obs_bounds=(low, high).")
+            raise ValueError(
+                f"{source} is {describe(space)}, not a box: give obs_bounds=(low, high)."
+            )
         shape = tuple(space.shape)
         given = np.broadcast_to(space.low, shape), np.broadcast_to(space.high, shape)
     low, high = (np.asarray(end, np.float64) for end in given)
     if low.ndim != 1 or low.shape != high.shape:
-        raise ValueError(f"{source} must be two vectors of one length, got shapes {low.shape} and {high.shape}.")
-    if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high)) and np.all(low < high) and np.all(high < 1e30)):
+        raise ValueError(
+            f"{source} must be two vectors of one length, got shapes {low.shape} and {high.shape}."
+        )
+    if not (
+        np.all(np.isfinite(low))
+        and np.all(np.isfinite(high))
+        and np.all(low < high)
+        and np.all(high < 1e30)
+    ):
         raise ValueError(
             f"{source} runs from {low.tolist()} to {high.tolist()}: every bound must be finite, and low below high. "
             "Give obs_bounds=(low, high)."
@@ -369,7 +394,90 @@ def make_task(name: str) -> Task:
       3
     """
     if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}. Known: {', '.join(TASKS)}. For another environment use kqljax.Task.wrap.")
+        raise ValueError(
+            f"unknown task {name!r}. Known: {', '.join(TASKS)}. For another environment use kqljax.Task.wrap."
+        )
     preset = TASKS[name]
-    given = {field: getattr(preset, field) for field in ("reward_range", "obs_bounds", "actions", "clips", "max_steps", "eta")}
+    given = {
+        field: getattr(preset, field)
+        for field in ("reward_range", "obs_bounds", "actions", "clips", "max_steps", "eta")
+    }
     return Task.wrap(_env(preset.like or name), name=name, **given)
+
+
+# States that an agent may come to see -------------------------------------------------------------
+
+
+def sample_states(task: Task, seed: int = 0, *, rounds: int = 32) -> np.ndarray:
+    """Normalised states `[N, l]` of a task, far and wide: what an agent that explores may come to see.
+
+    Random actions are held for random times, from the start of an episode at first. Each further
+    round goes on from those of the states reached so far that lie farthest apart, so that swings
+    grow and velocities add up as under a policy that seeks them.
+
+    Examples:
+      >>> task = kqljax.make_task("MountainCar-v0")
+      >>> states = kqljax.tasks.sample_states(task, rounds=1)
+      >>> states.shape[1], bool(np.all(np.abs(states) <= 1))
+      (2, True)
+    """
+    chains, length, frontier = 64, 32, 48
+    begin_key, *keys = jax.random.split(jax.random.key(seed), rounds + 1)
+
+    # Three small programs of fixed shapes: what is slow here is compiling.
+    @jax.jit
+    def begin(key: Array) -> Any:
+        return jax.vmap(task.reset)(jax.random.split(key, chains))
+
+    @jax.jit
+    def explore(key: Array, starts: Any) -> Any:
+        runs = jax.vmap(lambda key, start: _held_actions(task, key, start, length))(
+            jax.random.split(key, chains), starts
+        )
+        return jax.tree.map(lambda leaf: leaf.reshape(chains * length, *leaf.shape[2:]), runs)
+
+    @jax.jit
+    def choose(pool: Any, states: Any, far: Array) -> Any:
+        return jax.tree.map(lambda old, new: jnp.concatenate([old, new])[far], pool, states)
+
+    obs, fresh = begin(begin_key)
+    pool_obs, pool = np.asarray(obs)[:frontier], jax.tree.map(lambda leaf: leaf[:frontier], fresh)
+    seen = [np.asarray(obs)]
+    for key in keys:
+        # Three quarters go on from the frontier, the others start afresh.
+        starts = jax.tree.map(lambda far, new: jnp.concatenate([far, new[frontier:]]), pool, fresh)
+        reached, obs, states = explore(key, starts)
+        seen.append(np.asarray(reached))
+        pool_obs = np.concatenate([pool_obs, np.asarray(obs)])
+        far = _far_apart(pool_obs, frontier)
+        pool_obs, pool = pool_obs[far], choose(pool, states, far)
+    return np.concatenate(seen).astype(np.float64)
+
+
+def _held_actions(task: Task, key: Array, env_state: Any, length: int) -> Any:
+    """Random actions held for random times: `[length, l]` states reached, and states to go on from."""
+    hold_key, first_key, run_key = jax.random.split(key, 3)
+    # Mean times from one step to half of what an episode lasts, at most 50.
+    longest = max(1.0, min(50.0, task.max_steps / 2))
+    keep = 1.0 - 1.0 / jnp.exp(jax.random.uniform(hold_key) * jnp.log(longest))
+
+    def body(carry: Any, key: Array) -> Any:
+        env_state, action = carry
+        keep_key, act_key, env_key = jax.random.split(key, 3)
+        drawn = jax.random.randint(act_key, (), 0, task.num_actions)
+        action = jnp.where(jax.random.uniform(keep_key) < keep, action, drawn)
+        step = task.step(env_key, env_state, action)
+        return (step.env_state, action), (step.next_obs, step.obs, step.env_state)
+
+    first = jax.random.randint(first_key, (), 0, task.num_actions)
+    return jax.lax.scan(body, (env_state, first), jax.random.split(run_key, length))[1]
+
+
+def _far_apart(points: np.ndarray, count: int) -> np.ndarray:
+    """Indices of `count` points, each the farthest from those before it."""
+    chosen = [int(np.argmax(np.sum((points - points.mean(axis=0)) ** 2, axis=1)))]
+    nearest = np.full(len(points), np.inf)
+    while len(chosen) < min(count, len(points)):
+        nearest = np.minimum(nearest, np.sum((points - points[chosen[-1]]) ** 2, axis=1))
+        chosen.append(int(nearest.argmax()))
+    return np.array(chosen)

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kqljax.arrays import in_dtype
 from kqljax.checks import whole_number
 from kqljax.config import KQLConfig
 from kqljax.errors import describe
@@ -31,10 +30,7 @@ from kqljax.tasks import Draws, Task
 Array = jax.Array
 
 STAGES = 5
-"""Capacities that a run of Algorithm 1 goes through on a CPU: more cost compile time, fewer run time.
-
-An accelerator gets one: there each stage costs two kernels a step, and a product little.
-"""
+"""Capacities of a run on a CPU. An accelerator gets one: a stage costs kernels there, not products."""
 
 
 @runtime_checkable
@@ -52,7 +48,7 @@ class Learner(Protocol):
         """A state that has learned nothing, with room for `capacity` transitions."""
 
     def act(self, key: Array, state: Any, obs: Array) -> tuple[Array, Any]:
-        """The first action `[]`, at an observation `[l]`, and the state; -1 for what is not a number."""
+        """The first action `[]`, at an observation `[l]`, and the state."""
 
     def observe(
         self, key: Array, state: Any, transition: Transition, truncated: Array, obs: Array
@@ -61,25 +57,21 @@ class Learner(Protocol):
 
         Args:
           truncated: `[]` bool, a time limit cut the episode off here.
-          obs: `[l]` where the environment is now: `transition.next_obs`, or the first of a new episode.
+          obs: `[l]` where the environment is now, at the start of an episode or on its way.
 
         Returns:
-          The state, the action `[]` at `obs`, and diagnostics: a pytree of numbers `[]`. Where it has an
-          attribute `is_sound` `[]` bool, that says: the step was learned from, and all was finite.
+          The state, the action `[]` at `obs` (-1 where a value is not a number), and diagnostics: a
+          pytree of numbers `[]`, with `is_sound` if the learner can tell that all went well.
         """
 
     def policy(self, state: Any, is_end: bool) -> Any:
-        """What the state leaves to act with: a pytree with `begin` and `act`, see `evaluate`.
-
-        Args:
-          is_end: whether the run is over, as far as `capacity` told in `begin`.
-        """
+        """A pytree with `begin` and `act`, see `evaluate`; `is_end`: nothing more is learned."""
 
 
 @functools.partial(register, static=("count",))
 @dataclasses.dataclass(frozen=True)
 class EveryStep:
-    """Algorithm 1 as a learner: it learns at every step, and grows in stages, as a step costs O(capacity^2).
+    """Algorithm 1 as a learner; its state grows in stages, because a step costs O(capacity^2).
 
     Attributes:
       cfg: the config.
@@ -160,12 +152,6 @@ class TrainRun(NamedTuple):
       curve: `[E, num_episodes]` returns at the steps of `eval_at`.
       is_sound: `[]` bool, every step was learned from and every number was finite.
 
-    Examples:
-      >>> task = kqljax.make_task("MountainCar-v0")
-      >>> train = jax.jit(lambda key: kqljax.train(key, task, task.config(horizon=20), num_steps=20))
-      >>> run = train(jax.random.key(0))
-      >>> run.state.q_hat.shape, run.log.raw_reward.shape, run.curve.shape, bool(run.is_sound)
-      ((20, 3), (20,), (0, 20), True)
     """
 
     state: Any
@@ -176,14 +162,7 @@ class TrainRun(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """A run between two steps.
-
-    Attributes:
-      state: the learner's.
-      env_state: the environment's.
-      obs: `[l]` the observation to act on.
-      action: `[]` the action chosen for it.
-    """
+    """A run between two steps: what to act on, `obs` `[l]`, and the action `[]` chosen for it."""
 
     state: Any
     env_state: Any
@@ -199,8 +178,8 @@ def as_learner(learner: Any) -> Learner:
         return Rounds(learner)
     if not isinstance(learner, Learner):
         raise ValueError(
-            "learner must be a kqljax.KQLConfig, a kqljax.rounds.Recipe, or an object with the methods of "
-            f"kqljax.training.Learner, got {describe(learner)}."
+            "learner must be a kqljax.KQLConfig, a kqljax.rounds.Recipe, or an object with the "
+            f"methods of kqljax.training.Learner, got {describe(learner)}."
         )
     return learner
 
@@ -217,22 +196,23 @@ def train(
 ) -> TrainRun:
     """Runs a learner on a task for `num_steps` steps.
 
-    Pure: jit it, vmap it over keys and over the numbers of the learner and the task. One jit holds the
-    whole run. Seeds side by side belong on an accelerator; `kqljax.across_seeds` picks what is fast.
+    Pure: jit it, vmap it over keys and over the numbers of the learner and the task. One jit holds
+    the whole run. For many seeds `kqljax.across_seeds` picks what is fast.
 
     Args:
-      learner: a `KQLConfig` is Algorithm 1, a `kqljax.rounds.Recipe` learns in rounds; or a `Learner`.
-      num_steps: steps of the environment, static. With fewer steps than its config's horizon a state of
-        Algorithm 1 has room for the others.
+      learner: a `KQLConfig` is Algorithm 1, a `kqljax.rounds.Recipe` learns in rounds; or a
+        `Learner`.
+      num_steps: steps of the environment, static. With fewer steps than its config's horizon a
+        state of Algorithm 1 has room for the others.
       dtype: of the state of Algorithm 1, see `kql_init`.
       eval_at: steps after which the policy is evaluated on `eval_episodes` episodes, for a curve.
 
     Examples:
       >>> task = kqljax.make_task("MountainCar-v0")
-      >>> train = jax.jit(lambda key: kqljax.train(key, task, task.config(horizon=20), num_steps=10))
-      >>> run = train(jax.random.key(0))
-      >>> int(run.state.num_stored), run.state.capacity, bool(run.log.info.is_finite.all())
-      (10, 20, True)
+      >>> cfg = task.config(horizon=20)
+      >>> run = jax.jit(lambda key: kqljax.train(key, task, cfg, num_steps=10))(jax.random.key(0))
+      >>> int(run.state.num_stored), run.state.capacity, run.log.action.shape, bool(run.is_sound)
+      (10, 20, (10,), True)
     """
     if not isinstance(task, Task):
         raise ValueError(
@@ -282,8 +262,8 @@ def _advance(
     task: Task, learner: Learner, carry: Carry, draws: Draws, key: Array
 ) -> tuple[Carry, TrainLog]:
     """One step of the environment and of the learner, and the next action."""
-    # An action of -1 says that a value was not a number. The environment cannot take it; the learner
-    # refuses it.
+    # An action of -1 says that a value was not a number. The environment cannot take it; the
+    # learner refuses it.
     step = task.step_drawn(draws, carry.env_state, jnp.maximum(carry.action, 0))
     transition = Transition(carry.obs, carry.action, step.reward, step.next_obs, step.terminated)
     state, action, info = learner.observe(key, carry.state, transition, step.truncated, step.obs)
@@ -293,7 +273,7 @@ def _advance(
 
 
 def scan_packed(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
-    """`lax.scan` whose outputs, numbers of any kind, are written as one row a step, not an array each."""
+    """`lax.scan` that writes all outputs, numbers of any kind, as one row a step."""
     first = jax.tree.map(lambda x: x[0], xs)
     leaves, structure = jax.tree.flatten(jax.eval_shape(body, carry, first)[1])
     dtype = jnp.zeros(()).dtype
@@ -308,27 +288,27 @@ def scan_packed(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
 
 
 def evaluate(key: Array, task: Task, run_or_policy: Any, num_episodes: int = 100) -> Array:
-    """Undiscounted raw returns `[num_episodes]` of a policy, without learning; NaN where it answers -1.
+    """Undiscounted raw returns `[num_episodes]` of a policy; NaN where it answered -1.
 
-    All episodes run side by side until the last one is over.
+    All episodes run side by side until the last one is over, without learning.
 
     Args:
-      run_or_policy: a `TrainRun`, or a policy: an object with `begin(key) -> memory` and
-        `act(key, memory, obs [n, l]) -> actions [n], memory`. `begin` is called once for all n episodes.
+      run_or_policy: a `TrainRun`, or a policy: an object with `begin(key) -> memory`, called once
+        for all n episodes, and `act(key, memory, obs [n, l]) -> actions [n], memory`. Observations
+        of an episode that is over are NaN; its actions do not matter.
 
     Examples:
       >>> task = kqljax.make_task("MountainCar-v0")
-      >>> train = jax.jit(lambda key: kqljax.train(key, task, task.config(horizon=20), num_steps=20))
-      >>> run = train(jax.random.key(0))
-      >>> kqljax.evaluate(jax.random.key(1), task, run, num_episodes=2).shape
-      (2,)
+      >>> policy = kqljax.kql_policy(cfg := task.config(), kqljax.kql_init(cfg, task.obs_dim))
+      >>> kqljax.evaluate(jax.random.key(1), task, policy, num_episodes=2).tolist()
+      [-200.0, -200.0]
     """
     whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
     policy = getattr(run_or_policy, "policy", run_or_policy)
     if not (hasattr(policy, "act") and hasattr(policy, "begin")):
         raise ValueError(
-            f"expected a run of kqljax.train or a policy with begin and act, got {describe(policy)}. A run "
-            "has one: run.policy."
+            "expected a run of kqljax.train or a policy with begin and act, got "
+            f"{describe(policy)}. A run has one: run.policy."
         )
     if hasattr(policy, "for_acting"):
         policy = policy.for_acting()
@@ -341,7 +321,9 @@ def evaluate(key: Array, task: Task, run_or_policy: Any, num_episodes: int = 100
     def step(carry: Any) -> Any:
         at, obs, env_state, memory, returns, is_over = carry
         step_keys = jax.random.split(jax.random.fold_in(keys[0], at), num_episodes + 1)
-        action, memory = policy.act(step_keys[-1], memory, obs)
+        # NaN says that an episode is over: what looks ahead can do without it.
+        asked = jnp.where(jnp.expand_dims(is_over, 1), jnp.nan, obs)
+        action, memory = policy.act(step_keys[-1], memory, asked)
         after = jax.vmap(task.step)(step_keys[:-1], env_state, jnp.maximum(action, 0))
         reward = jnp.where(action < 0, jnp.nan, after.raw_reward)
         returns = returns + jnp.where(is_over, 0.0, reward)

@@ -116,10 +116,8 @@ plt.show()
 # eigenvalue of a Gram matrix:
 
 # %%
-from kqljax.kernels import Pair, gram
-
-points = Pair(jnp.linspace(-1, 1, 40)[:, None], jnp.eye(3)[jnp.arange(40) % 3])
-print("smallest eigenvalue:", float(np.linalg.eigvalsh(np.asarray(gram(Periodic(), points, points), np.float64)).min()))
+points = kqljax.Pair(jnp.linspace(-1, 1, 40)[:, None], jnp.eye(3)[jnp.arange(40) % 3])
+print("smallest eigenvalue:", float(np.linalg.eigvalsh(np.asarray(Periodic().matrix(points, points), np.float64)).min()))
 
 # %% [markdown]
 # ## When it does not learn

@@ -40,6 +40,7 @@ cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=STEPS
 state = kqljax.kql_init(cfg, obs_dim=2)
 step = jax.jit(kqljax.kql_step, donate_argnames="state")  # donated: the large arrays are written in place
 act = jax.jit(kqljax.kql_act)
+key = jax.random.key(0)  # for random ties; here the first action is taken
 
 # %% [markdown]
 # Observations go to [-1, 1], rewards to [0, 1]; a time limit is not an end.
@@ -56,12 +57,12 @@ rows, previous = [], None
 raw, _ = env.reset(seed=0)
 for _ in range(STEPS):
     obs = unit(raw)
-    action, _ = act(cfg, state, obs)
+    action, _ = act(key, cfg, state, obs)
     raw, reward, terminated, truncated, _ = env.step(int(action))
     transition = kqljax.Transition(obs, action, reward + 1.0, unit(raw), terminated)
-    previous = np.asarray(state.q_tilde).copy()
+    previous = np.asarray(kqljax.kql_tables(cfg, state).q_tilde).copy()
     # Q̃_t at the state just reached: what line 23 reads for the newest pair, before that pair is stored.
-    newest = np.asarray(act(cfg, state, transition.next_obs)[1])
+    newest = np.asarray(act(key, cfg, state, transition.next_obs)[1])
     state, info = step(cfg, state, transition)
     rows.append(transition)
     if terminated or truncated:
@@ -98,7 +99,8 @@ for a in range(3):
     width[:, a] = np.sqrt(np.maximum(1.0 - (cross * solved).sum(axis=0), 0.0) / lam)
 q_tilde = np.clip(q_hat + beta * width, 0, 1 / (1 - gamma))
 
-for name, ours, theirs in (("Q̂", q_hat, state.q_hat), ("Γ̂", width, state.width), ("Q̃", q_tilde, state.q_tilde)):
+tables = kqljax.kql_tables(cfg, state)
+for name, ours, theirs in (("Q̂", q_hat, tables.q_hat), ("Γ̂", width, tables.width), ("Q̃", q_tilde, tables.q_tilde)):
     difference = np.abs(ours - np.asarray(theirs)).max()
     print(f"{name}: largest difference {difference:.1e} on values up to {np.abs(ours).max():.1f}")
     assert difference < 1e-5
@@ -108,21 +110,12 @@ for name, ours, theirs in (("Q̂", q_hat, state.q_hat), ("Γ̂", width, state.wi
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-panels[0].plot(np.asarray(state.q_tilde).max(axis=1), label="max Q̃", color="#0072B2")
-panels[0].plot(np.asarray(state.q_hat).max(axis=1), label="max Q̂", color="#E69F00")
+panels[0].plot(np.asarray(tables.q_tilde).max(axis=1), label="max Q̃", color="#0072B2")
+panels[0].plot(np.asarray(tables.q_hat).max(axis=1), label="max Q̂", color="#E69F00")
 panels[0].set(title="values at the states reached, after the last step", xlabel="step at which the state was reached")
 panels[0].legend(frameon=False)
-image = panels[1].imshow(
-    np.log10(
-        np.abs(
-            np.concatenate(
-                [np.pad(np.asarray(block), ((0, 0), (0, STEPS - block.shape[1]))) for block in state.posterior.whitener]
-            )
-        )
-        + 1e-12
-    ),
-    vmin=-4,
-)
+(whitener,) = state.posterior.whitener  # one block: the state had all its room from the beginning
+image = panels[1].imshow(np.log10(np.abs(np.asarray(whitener)) + 1e-12), vmin=-4)
 panels[1].set(title="the inverse Cholesky factor, log₁₀ of its entries")
 figure.colorbar(image, ax=panels[1])
 plt.show()

@@ -14,8 +14,8 @@
 # # A sweep of β and η in one vmap
 #
 # Numbers in a config are leaves of a pytree, so a whole grid of settings trains side by side in one compiled program: one
-# `vmap` for the settings around another for the seeds. (For sweeps of hours, with files and
-# progress: `kqljax sweep --help`.)
+# `vmap` for the settings around another for the seeds. (For sweeps of hours, with checkpoints and
+# a table: `kqljax sweep --help`.)
 
 # %%
 import dataclasses
@@ -44,22 +44,22 @@ factors = jnp.array([0.0, 1.0] if SHORT else [0.0, 0.25, 1.0, 4.0])  # of the pa
 ORDER = 3 if SHORT else 8
 
 
-def mean_return(eta, factor, key):
+def mean_return(key, eta, factor):
     kernel = kqljax.RBF(eta=eta)
     features = kqljax.features.taylor(kernel, task.obs_dim, task.num_actions, order=ORDER)
-    cfg = task.config(kernel=kernel, horizon=STEPS, features=features)
+    cfg = task.config(kernel, horizon=STEPS, engine=kqljax.Weights(features))
     cfg = dataclasses.replace(cfg, beta=factor * cfg.beta)
     train_key, eval_key = jax.random.split(key)
-    run = kqljax.train(task, cfg, train_key, stages=1, dtype=jnp.float32)
-    return kqljax.evaluate(task, cfg, run.state, eval_key, EPISODES).mean()
+    run = kqljax.train(train_key, task, cfg, STEPS, dtype=jnp.float32)
+    return kqljax.evaluate(eval_key, task, run, EPISODES).mean()
 
 
-over_seeds = jax.vmap(mean_return, in_axes=(None, None, 0))
-over_betas = jax.vmap(over_seeds, in_axes=(None, 0, None))
-sweep = jax.jit(jax.vmap(over_betas, in_axes=(0, None, None)))
+over_seeds = jax.vmap(mean_return, in_axes=(0, None, None))
+over_betas = jax.vmap(over_seeds, in_axes=(None, None, 0))
+sweep = jax.jit(jax.vmap(over_betas, in_axes=(None, 0, None)))
 
 start = time.perf_counter()
-returns = np.asarray(sweep(etas, factors, jax.random.split(jax.random.key(0), SEEDS)))  # [etas, betas, seeds]
+returns = np.asarray(sweep(jax.random.split(jax.random.key(0), SEEDS), etas, factors))  # [etas, betas, seeds]
 print(f"{returns.size} runs of {STEPS} steps in {time.perf_counter() - start:.1f} s, compilation and evaluation included")
 
 # %% [markdown]

@@ -25,7 +25,6 @@ import numpy as np
 
 import kqljax
 from kqljax import theory
-from kqljax.report import spectra
 
 SHORT = "KQLJAX_SHORT" in os.environ
 
@@ -41,12 +40,16 @@ jax.config.update("jax_enable_x64", True)
 STEPS = 80 if SHORT else 800
 task = kqljax.make_task("MountainCar-v0")
 cfg = task.config(horizon=STEPS)
-run = jax.jit(kqljax.train, static_argnames="stages")(task, cfg, jax.random.key(0), stages=1)
+run = jax.jit(lambda key: kqljax.train(key, task, cfg, STEPS))(jax.random.key(0))
 print(f"{STEPS} pairs, effective dimension {float(theory.state_dimensions(cfg, run.state).effective):.1f}")
-spectra.draw_dimensions(cfg, run.state)
+found = theory.dimensions_over_time(cfg, run.state)
 
-# %%
-spectra.draw_spectrum(cfg, run.state)
+figure, panels = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+panels[0].plot(found.effective, color="#0072B2")
+panels[0].set(xlabel="transitions", title="effective dimension, tr (K + λI)⁻¹K", ylim=(0, None))
+panels[1].plot(found.pseudo, color="#E69F00")
+panels[1].set(xlabel="transitions", title="pseudo dimension, ln det(I + K/λ)", ylim=(0, None))
+plt.show()
 
 # %% [markdown]
 # ## What the theorem asks for
@@ -71,12 +74,20 @@ for horizon in (1000, 10**5, 10**7):
 # cannot be known: the rewards after it.
 
 # %%
+import sys
+from pathlib import Path
+
+# The chain and its optimal values are in the repository: benchmarks/mdps.py.
+folders = (Path.cwd(), *Path.cwd().parents)
+sys.path.insert(0, str(next(f / "benchmarks" for f in folders if (f / "benchmarks").is_dir())))
+import mdps
+
 LENGTH, T = 6, 100 if SHORT else 600
-mdp = theory.chain(LENGTH)
-chain_cfg = mdp.task().config(kernel=mdp.kernel(), horizon=T, gamma=0.9, lam=1.0 / T, beta=1.0, terminal_value=0.0)
-watched = jax.jit(lambda cfg, key: theory.watch_optimism(mdp, cfg, key))(chain_cfg, jax.random.key(0))
-best = theory.solve_tabular(mdp.transition, mdp.reward, chain_cfg.gamma)
-regret = theory.measured_regret(best.q.max(axis=1)[watched.state], watched.reward, chain_cfg.gamma)
+mdp = mdps.chain(LENGTH)
+task, best = mdp.task(), mdps.solve_tabular(mdp.transition, mdp.reward, 0.9)
+chain_cfg = task.config(mdp.kernel(), horizon=T, gamma=0.9, lam=1.0 / T, beta=1.0, terminal_value=0.0)
+watched = theory.watch_optimism(jax.random.key(0), chain_cfg, task, mdp.transition, best.q)
+regret = theory.measured_regret(best.v[watched.state], watched.reward, chain_cfg.gamma)
 print("Q̃ was above Q* at", f"{float((watched.above >= -1e-9).mean()):.1%}", "of all pairs and steps")
 
 # %%

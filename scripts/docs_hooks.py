@@ -3,6 +3,7 @@
 * The home page is the README.
 * A page may link to any file of the repository (`../benchmarks/results/seeds.png`); the site gets a copy of it.
 * A page that the navigation does not name goes to the end of its section Background.
+* Pages of the reference begin with the lines that the examples of all docstrings count on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,18 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parent.parent
 HOME = "index.md"
 BACKGROUND = "Background"
+
+PREPARED = """
+Made from the docstrings. Examples begin where these lines end:
+
+```python
+import jax, jax.numpy as jnp, numpy as np
+import kqljax
+from kqljax import features, theory
+
+jax.config.update("jax_enable_x64", True)
+```
+"""
 
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
@@ -74,4 +87,8 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    return translate(markdown, page.file.src_uri)
+    name = page.file.src_uri
+    if name.startswith("api/"):
+        title, _, rest = markdown.partition("\n")
+        markdown = f"{title}\n{PREPARED}{rest}"
+    return translate(markdown, name)

@@ -1,7 +1,7 @@
 """Builds the package and tries the wheel as a user would: python scripts/release_check.py
 
 In a temporary directory: an sdist, the wheel that is made from it, a look at what is in the wheel, a fresh virtual environment
-with nothing but the wheel and what it asks for, and there an import, `kqljax bounds` and a short training.
+with nothing but the wheel and what it asks for, and there an import, a short training and its evaluation.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def main() -> int:
         run([binaries / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel], directory)
         (directory / "smoke.py").write_text(SMOKE)
         version = run([binaries / "python", "smoke.py"], directory).strip()
-        bounds = json.loads(run([binaries / "kqljax", "bounds", "--horizon", "100", "--json"], directory))
-        assert bounds["horizon"] == 100
         run([binaries / "kqljax", "train", "CartPole-v1", "--steps", "30", "--episodes", "2", "--out", "pole.npz"], directory)
+        played = json.loads(run([binaries / "kqljax", "evaluate", "pole.npz", "--episodes", "2", "--json"], directory))
+        assert played["trained_steps"] == 30
         print(f"release-check: {wheel.name} ({wheel.stat().st_size // 1024} KiB), version {version}, installs and works")
     return 0
 

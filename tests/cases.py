@@ -28,6 +28,12 @@ def _rbf(eta):
     return lambda x, y, length: np.exp(-eta * _squared(x, y))
 
 
+def _rbf_of_two(x, y, length):
+    eta = np.array([0.2, 1.2])
+    state = ((x[:, None, :length] - y[None, :, :length]) ** 2 * eta).sum(-1)
+    return np.exp(-state - 0.7 * _squared(x[:, length:], y[:, length:]))
+
+
 def _linear(x, y, length):
     return x @ y.T / (2 * (length + 1)) + 0.5
 
@@ -67,6 +73,7 @@ def _half_of_each(left, right):
 
 KERNELS = {
     "rbf": (kqljax.RBF(eta=0.3), _rbf(0.3), 1),
+    "rbf of two etas": (kqljax.RBF(eta=[0.2, 1.2]), _rbf_of_two, 1),
     "linear": (kqljax.Linear(), _linear, 1),
     "matern32": (kqljax.Matern32(length_scale=0.8), _matern32(0.8), 2),
     "matern52": (kqljax.Matern52(length_scale=1.5), _matern52(1.5), 2),
@@ -140,7 +147,6 @@ def row(transitions, index):
 # Engines -----------------------------------------------------------------------------------------
 
 RBF = kqljax.RBF(eta=0.5)
-nystrom, fourier = features.dictionary, features.random_fourier
 CAP = 20.0
 """The largest value, 1 / (1 - gamma)."""
 
@@ -154,8 +160,8 @@ def make_map(name, num_actions=3):
     return {
         "taylor": lambda: features.taylor(RBF, 2, num_actions, order=4),
         "grouped": lambda: features.taylor(kqljax.RBF(eta=0.02), 2, num_actions, 1e-4),
-        "nystrom": lambda: nystrom(RBF, random_pairs(0, 60)[0], num_actions, 1e-2),
-        "fourier": lambda: fourier(RBF, 2, num_actions, 8),
+        "nystrom": lambda: features.nystrom(RBF, random_pairs(0, 60)[0], num_actions, 1e-2),
+        "fourier": lambda: features.fourier(RBF, 2, num_actions, 8),
         "linear": lambda: features.linear(kqljax.Linear(), 2, num_actions),
     }[name]()
 

@@ -15,11 +15,7 @@ import recipe
 import regret
 import scaling
 import step_time
-import table1
 from numpy_kql import NumpyKQL
-
-from kqljax import experiment
-from kqljax.report import records
 
 
 def test_step_time(capsys):
@@ -161,70 +157,3 @@ def test_check_sees_a_fall(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(check, "measures", lambda smoke: {"one": lambda: 2.1, "other": lambda: 3.0})
     assert check.main([]) == 1
     assert "fell by more than a third: other" in capsys.readouterr().err
-
-
-@pytest.fixture
-def table():
-    """A table of one algorithm, one task and one seed."""
-    record = {"task": "CartPole-v0", "algorithm": "kql-rbf", "seed": 1000, "return_mean": 150.0, "return_std": 3.0}
-    record |= {"episodes": 2, "seconds": 1.0, "evaluation_seconds": 0.5, "is_sound": True}
-    settings = {"tasks": ["CartPole-v0"], "algorithms": ["kql-rbf"], "steps": 60, "episodes": 2, "first_seed": 1000}
-    document = {"settings": settings, "results": [record], "curves": [], "compile_seconds": {}}
-    return document | {"summary": experiment.summarise_document(document)}
-
-
-SB3 = {
-    "task": "CartPole-v0", "algorithm": "sb3-dqn", "seed": 1000, "return_mean": 120.0, "return_std": 4.0,
-    "episodes": 2, "steps": 60, "seconds": 50.0,
-}  # fmt: skip
-
-
-def written(path, *rows):
-    path.write_text(json.dumps({"results": rows}))
-    return path
-
-
-def test_table1_joins_other_programs_and_times(table, tmp_path):
-    before = json.dumps(table)
-    beside = written(tmp_path / "sb3.json", SB3, SB3 | {"task": "Acrobot-v1"})
-    time = {"task": "CartPole-v0", "algorithm": "kql-rbf", "seconds": 4.0}
-    times = [
-        written(tmp_path / "a.json", time, time | {"seconds": 4.5}),
-        written(tmp_path / "b.json", time | {"task": "Acrobot-v1"}),
-    ]
-    both = table1.joined(table, [beside], times)
-    assert json.dumps(table) == before
-    assert both["settings"]["algorithms"] == ["kql-rbf", "sb3-dqn"] and len(both["results"]) == 2
-    cells = both["summary"]["CartPole-v0"]
-    assert (cells["kql-rbf"]["seconds_a_seed"], cells["sb3-dqn"]["seconds_a_seed"]) == (4.25, 50.0)
-    assert (cells["sb3-dqn"]["iqm"], cells["sb3-dqn"]["paper_mean"]) == (120.0, 149.68)
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"episodes": 5}, "has 5 episodes a seed, this table 2"),
-        ({"steps": 1000}, "has 1000 steps a seed, this table 60"),
-        ({"seed": 3}, "has seed 3; reported ones begin at 1000"),
-        ({"algorithm": "kql-rbf"}, "has kql-rbf, which is a row of this table already"),
-    ],
-)
-def test_table1_does_not_join_what_does_not_fit(table, tmp_path, changes, words):
-    with pytest.raises(records.ResultsError, match=words):
-        table1.joined(table, [written(tmp_path / "sb3.json", SB3 | changes)], [])
-
-
-def test_table1_prints_the_page_and_draws_its_figures(table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(table1, "RESULTS", tmp_path)
-    (tmp_path / "table1.json").write_text(json.dumps(table))
-    written(tmp_path / "sb3_dqn.json", SB3)
-    for name in ("times", "times_sb3"):
-        written(tmp_path / f"{name}.json")
-    assert table1.main(["--page"]) == 0
-    assert "| **sb3-dqn**, 1 seed: IQM [95%] | **120.0** [120.0, 120.0] |" in capsys.readouterr().out
-    assert (tmp_path / "seeds.png").stat().st_size > 1000
-
-
-def test_table1_is_the_command(capsys):
-    assert table1.main(["--seeds", "0", "--out", "nowhere"]) == 2
-    assert "--seeds must be at least 1" in capsys.readouterr().err

@@ -1,19 +1,23 @@
 """Every public name is documented, the pages' code runs as it stands, and their tables are the committed results."""
 
+import ast
 import inspect
 import json
 import re
 from pathlib import Path
 
 import agent
+import compiled
 import headline
+import kovi
+import numerics
 import pytest
 import recipe
+import scaling
 import table1
 
 import kqljax
 from kqljax import rounds
-from kqljax.report.table import markdown_table
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,14 +67,14 @@ def test_tutorial_code_runs(tmp_path, monkeypatch, capsys):
 
 def test_howto_code_runs(tmp_path, monkeypatch):
     names, count = run_page("docs/howto.md", tmp_path, monkeypatch)
-    assert count == 14
+    assert count == 16
     assert bool(names["info"].is_stored)
     assert names["widths"].shape == (3,)
     assert names["returns"].shape == (4, 50)
-    assert names["run"].state.q_tilde.dtype == "float32"
+    assert names["run"].state.q_hat.dtype == "float32"
 
 
-@pytest.mark.parametrize("page, count", [("faq", 5), ("recipe", 1), ("theory", 6)])
+@pytest.mark.parametrize("page, count", [("faq", 5), ("features", 1), ("recipe", 1), ("scaling", 1), ("theory", 6)])
 def test_code_of_the_page_runs(page, count, tmp_path, monkeypatch):
     assert run_page(f"docs/{page}.md", tmp_path, monkeypatch)[1] == count
 
@@ -149,17 +153,43 @@ def test_table_of_the_exact_engine_is_the_committed_result():
 
 def test_scaling_table_is_the_committed_result():
     page = (ROOT / "docs" / "features.md").read_text()
-    for row in json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text())["rows"]:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text())["rows"]
+    rows = [row for row in rows if row["engine"] in scaling.KINDS]
+    for row in rows:
         if row["horizon"] >= 1000 and row["horizon"] != 2000:
-            seconds = f"{row['seconds']:.3f} | {row['microseconds_a_step']:.0f}"
+            times = f"{row['times_exact']:.1f}" if row["times_exact"] else ""
+            seconds = f"{row['seconds']:.3f} | {row['microseconds_a_step']:.0f} | {times} | {row['compile_seconds']:.1f}"
             assert f"| {row['task']} | {row['engine']} | {row['horizon']} | {seconds} |" in page
+    for task in scaling.TASKS[:2]:
+        slopes = scaling.exponents([row for row in rows if row["task"] == task])
+        words = ", ".join(f"{engine} {slope:.2f}" for engine, slope in slopes.items())
+        assert f"- Growth exponents of a step, {task}: {words}." in page
+
+
+@pytest.mark.parametrize("engine", numerics.COLUMNS)
+def test_tables_of_float32_are_the_committed_results(engine):
+    committed = json.loads((ROOT / "benchmarks" / "results" / "numerics.json").read_text())
+    assert numerics.table(committed, engine) in (ROOT / "docs" / "numerics.md").read_text()
+
+
+def test_table_of_kovi_is_the_committed_result():
+    committed = json.loads((ROOT / "benchmarks" / "results" / "kovi.json").read_text())
+    assert kovi.table(committed) in (ROOT / "docs" / "conventions.md").read_text()
+
+
+def test_table_of_compiled_programs_is_the_committed_result():
+    page = (ROOT / "docs" / "accelerators.md").read_text()
+    shown = re.search(r"<!-- compiled: .*?-->\n(.*?)<!-- compiled: end -->", page, re.DOTALL)
+    path = ROOT / "benchmarks" / "results" / "compiled.json"
+    wanted = compiled.table(json.loads(path.read_text())["rows"]) if path.exists() else ""
+    assert shown[1].strip() == wanted
 
 
 def test_table_of_results_is_the_committed_result():
     results = ROOT / "benchmarks" / "results"
     times = [results / "times.json", results / "times_sb3.json"]
     document = table1.joined(json.loads((results / "table1.json").read_text()), [results / "sb3_dqn.json"], times)
-    assert markdown_table(document) in (ROOT / "docs" / "results.md").read_text()
+    assert table1.markdown_table(document, table1.TRAINING) in (ROOT / "docs" / "results.md").read_text()
 
 
 def test_links_in_documents_lead_somewhere():
@@ -167,3 +197,48 @@ def test_links_in_documents_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+# The map of docs/concepts.md ---------------------------------------------------------------------
+
+HELPERS = {"_arrays", "_checks", "arrays", "checks", "errors", "pytrees", "__init__", "__main__"}
+
+
+def rows_of_the_map():
+    """Modules of kqljax by row, from the top."""
+    text = (ROOT / "docs" / "concepts.md").read_text().split("## The map")[1].split("##")[0]
+    return [re.findall(r"`(\w+)`", line.split("|")[1]) for line in text.splitlines() if line.startswith("| `")]
+
+
+def test_the_map_names_every_module():
+    found = {path.stem for path in (ROOT / "kqljax").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    named = [name for row in rows_of_the_map() for name in row]
+    assert sorted(named) == sorted(found - HELPERS)
+
+
+def imports_of(path):
+    """Modules of kqljax that a file imports, also inside of functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "kqljax":
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kqljax."):
+            yield node.module.split(".")[1]
+
+
+def test_modules_import_from_rows_below_their_own():
+    place = {name: number for number, row in enumerate(rows_of_the_map()) for name in row}
+    for path in (ROOT / "kqljax").rglob("*.py"):
+        name = path.relative_to(ROOT / "kqljax").parts[0].removesuffix(".py")
+        if name in place:
+            for other in set(imports_of(path)) - {name}:
+                assert place.get(other, len(place)) > place[name], f"{path.name} imports {other}"
+
+
+def test_the_walk_names_files_and_functions_that_are_there():
+    text = (ROOT / "docs" / "concepts.md").read_text().split("## The walk")[1].split("## The map")[0]
+    stops = re.findall(r"^\| `([\w/]+\.py)` \| ([^|]*) \|", text, re.MULTILINE)
+    assert len({file for file, _ in stops}) <= 8
+    for file, functions in stops:
+        source = (ROOT / "kqljax" / file).read_text()
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", functions):
+            assert f"def {name}(" in source, f"{file} has no {name}"

@@ -13,12 +13,10 @@ from cases import (
     KERNELS,
     assert_close,
     config,
-    fourier,
     jit,
     joined,
     learn,
     make_map,
-    nystrom,
     predict,
     random_pairs,
     random_transitions,
@@ -313,13 +311,13 @@ NARROW = kqljax.RBF(eta=20.0)
 LEFT, RIGHT = np.linspace(-1.0, -0.2, 9)[:, None], np.linspace(0.3, 1.0, 9)[:, None]
 MADE_ON_THE_LEFT = {
     # a map, and the dtype of the state
-    "nystrom": (lambda: nystrom(NARROW, LEFT, 2), "float32"),
+    "nystrom": (lambda: features.nystrom(NARROW, LEFT, 2), "float32"),
     "nystrom of a scaled product": (
-        lambda: nystrom(0.5 * (kqljax.RBF(eta=5.0) * kqljax.RBF(eta=15.0)), LEFT, 2),
+        lambda: features.nystrom(0.5 * (kqljax.RBF(eta=5.0) * kqljax.RBF(eta=15.0)), LEFT, 2),
         "float64",
     ),
     "taylor of a low order": (lambda: features.taylor(NARROW, 1, 2, order=12), "float32"),
-    "fourier of matern": (lambda: fourier(kqljax.Matern32(length_scale=0.15), 1, 2), "float64"),
+    "fourier of matern": (lambda: features.fourier(kqljax.Matern32(length_scale=0.15), 1, 2), "float64"),
 }
 
 
@@ -351,7 +349,7 @@ def test_an_unseen_state_is_unknown(name):
 def test_random_fourier_features_run_out():
     """400 places in the left of a square: with 64 frequencies the right seems half known."""
     rng = np.random.default_rng(1)
-    made = fourier(NARROW, 2, 2, 64)
+    made = features.fourier(NARROW, 2, 2, 64)
     cfg = kqljax.KQLConfig(
         kernel=NARROW, num_actions=2, horizon=400, lam=1e-3, engine=kqljax.Weights(made)
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import follow, jit, nystrom
+from cases import follow, jit
 from recordings import TASKS, record
 
 import kqljax
@@ -78,7 +78,7 @@ def nearly_exact(name, kernel, transitions, num_actions):
     states = np.concatenate([transitions.obs, transitions.next_obs])
     return {
         "taylor": lambda: features.taylor(kernel, length, num_actions, 1e-10),
-        "nystrom": lambda: nystrom(kernel, states, num_actions, 1e-12),
+        "nystrom": lambda: features.nystrom(kernel, states, num_actions, 1e-12),
         "linear": lambda: features.linear(kernel, length, num_actions),
     }[name]()
 

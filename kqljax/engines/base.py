@@ -1,19 +1,19 @@
 """The interface between Algorithm 1 and the regression that it carries from step to step.
 
-An engine is a value of the config (a frozen dataclass); what it carries is its posterior, a NamedTuple
-of arrays. A step has three phases:
+An engine is a value of the config (a frozen dataclass); what it carries is its posterior, a
+NamedTuple of arrays. A step has three phases:
 
     posterior, work = engine.prepare(posterior, transition, is_valid, targets, query)
     posterior, work = engine.update(posterior, work, target)
     posterior       = engine.refresh(posterior, work)
 
 `prepare` asks the posterior as it is all that the step needs, in one pass over its largest array;
-`update` takes in the new pair; `refresh` brings the predictions at the states reached up to date. All
-else is asked by `engine.predict(engine.predictor(posterior, reuse), obs)`.
+`update` takes in the new pair; `refresh` brings the predictions at the states reached up to date.
+All else is asked by `engine.predict(engine.predictor(posterior, reuse), obs)`.
 
-Slots come last in every array, `[..., T]`: the products run along them, and a trailing axis of three
-actions would be padded to 128 lanes on a TPU. All seeds of a vmap write to one slot (`shared`), so
-that a write is one slice for the whole batch.
+Slots come last in every array, `[..., T]`: the products run along them, and a trailing axis of
+three actions would be padded to 128 lanes on a TPU. All seeds of a vmap write to one slot
+(`shared`), so that a write is one slice for the whole batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,25 @@ Array = jax.Array
 P = TypeVar("P")
 
 NESTED = 3
-"""vmaps around a step that may be nested: seeds, settings, tasks. A custom rule has to end somewhere."""
+"""vmaps around a step that may be nested: seeds, settings, tasks. A custom rule has to end
+somewhere.
+"""
+
+
+class Sizes(NamedTuple):
+    """What an engine has to know before it has data; None where it is not known yet.
+
+    Attributes:
+      num_actions: A.
+      capacity: T, slots for pairs.
+      obs_dim: l, numbers in an observation.
+      dtype: of all floating-point arrays.
+    """
+
+    num_actions: int
+    capacity: int
+    obs_dim: Any = None
+    dtype: Any = None
 
 
 class Work(NamedTuple):
@@ -40,13 +58,14 @@ class Work(NamedTuple):
 
     Attributes:
       next: prediction `[A]` at the state just reached, from before the new pair.
-      query: prediction `[A]` at the state asked about, which `update` makes to include the new pair;
-        None where none was asked.
+      query: prediction `[A]` at the state asked about, which `update` makes to include the new
+        pair; None where none was asked.
       slot: `[]` int32, where the pair goes; the same for all seeds of a vmap.
       is_stored: `[]` bool, the pair is valid and a slot was free.
       width_sq: `[]` squared width of the new pair before it is stored.
       residual: `[]` mismatch of two ways to compute the mean at the new pair, after `update`.
-      feature_error: `[]` largest part of k(x, x) that the features leave out; 0 where there are none.
+      feature_error: `[]` largest part of k(x, x) that the features leave out; 0 where there are
+        none.
       parts: what the engine keeps for itself, documented in the engine's file.
     """
 
@@ -66,25 +85,22 @@ class Engine(Protocol[P]):
     Shapes: A actions, T slots, l numbers in an observation.
     """
 
-    def validate(
-        self, kernel: Kernel, lam: Any, obs_dim: int | None, num_actions: int, capacity: int, dtype: Any
-    ) -> None:
-        """Raises ValueError for what this engine cannot do, a number format without enough digits too.
+    def validate(self, kernel: Kernel, lam: Any, sizes: Sizes) -> None:
+        """Raises ValueError for what this engine cannot do, a dtype without enough digits too.
 
-        `obs_dim` and `dtype` are None where they are not known yet; `lam` is None where it is traced and
-        nobody asked for this dtype by name.
+        `lam` is None where it is traced and nobody asked for the dtype by name.
         """
 
     def check(self, posterior: P, kernel: Kernel, num_actions: int) -> int:
         """The length l of an observation; ValueError where another engine made the posterior."""
 
-    def init(
-        self, kernel: Kernel, lam: Any, obs_dim: int, num_actions: int, capacity: int, dtype: Any
-    ) -> P:
-        """An empty posterior with room for `capacity` pairs."""
+    def init(self, kernel: Kernel, lam: Any, sizes: Sizes) -> P:
+        """An empty posterior."""
 
     def resize(self, posterior: P, capacity: int, is_full: bool) -> P:
-        """The same with more room. `is_full`: no slot is free, which some engines turn into speed."""
+        """The same with more room. `is_full`: no slot is free, which some engines turn into
+        speed.
+        """
 
     def prepare(
         self,
@@ -96,8 +112,8 @@ class Engine(Protocol[P]):
     ) -> tuple[P, Work]:
         """Predictions before the new pair at s_{t+1} and `query` `[l]`.
 
-        `targets` `[T]` are those of the stored pairs. They are known before the step, so that their
-        product shares the pass.
+        `targets` `[T]` are those of the stored pairs, of no meaning in empty slots. They are known
+        before the step, so that their product shares the pass.
         """
 
     def update(self, posterior: P, work: Work, target: Array) -> tuple[P, Work]:
@@ -107,7 +123,9 @@ class Engine(Protocol[P]):
         """`posterior.rows` `[A, T]`: mean and squared width at every state that was reached."""
 
     def predictor(self, posterior: P, reuse: bool) -> Any:
-        """What many predictions share. `reuse`: many will be asked, so that a factorisation pays."""
+        """What many predictions share. `reuse`: many will be asked, so that a factorisation
+        pays.
+        """
 
     def predict(self, predictor: Any, obs: Array) -> Prediction:
         """Mean and squared width `[A, n]` at states `[n, l]`."""
@@ -147,8 +165,8 @@ def put(array: Array, slot: Array, value: Array, is_wanted: Array) -> Array:
 def put_slice(array: Array, index: Array, value: Array, axis: int) -> Array:
     """`array` with one slice along an axis replaced, in place.
 
-    `lax.dynamic_update_slice` becomes a scatter under vmap, even where the index is one for all; this
-    stays a slice. It has a forward derivative, and none in reverse.
+    `lax.dynamic_update_slice` becomes a scatter under vmap, even where the index is one for all;
+    this stays a slice. It has a forward derivative, and none in reverse.
     """
     return _put_slice(axis)(array, index, value.astype(array.dtype))
 

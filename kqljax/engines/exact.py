@@ -5,9 +5,10 @@ With t stored pairs, their Gram matrix K, targets y and the kernel vector k_x of
     mean(x)    = k_x^T (K + lam I)^-1 y                                  (the paper's Q-hat)
     width(x)^2 = (k(x, x) - k_x^T (K + lam I)^-1 k_x) / lam              (the paper's Gamma-hat^2).
 
-The posterior keeps the inverse Cholesky factor P = L^-1, L L^T = K + lam I, the whitener. A new pair
-adds a row to it, and all that a step needs are products with P and P^T: no triangular solve, which is
-latency-bound on accelerators, and no inverse, whose widths are less exact by about 1 / sqrt(lam).
+The posterior keeps the inverse Cholesky factor P = L^-1, L L^T = K + lam I, the whitener. A new
+pair adds a row to it, and all that a step needs are products with P and P^T: no triangular solve,
+which is latency-bound on accelerators, and no inverse, whose widths are less exact by about 1 /
+sqrt(lam).
 
     f = P k_x,  kappa = lam + k(x, x) - |f|^2,  v = e_t - P^T f,  new row of P: v^T / sqrt(kappa).
 
@@ -28,9 +29,9 @@ from jax import lax
 
 from kqljax.arrays import dot, few_columns, in_dtype, pad
 from kqljax.checks import X64_REMEDY
-from kqljax.engines.base import Work, diagonal, pad_actions, put, put_slice, shared
+from kqljax.engines.base import Sizes, Work, diagonal, pad_actions, put, put_slice, shared
 from kqljax.errors import is_known
-from kqljax.kernels import Kernel, Pair, num_terms
+from kqljax.kernels import Kernel, Pair, every_action, num_terms
 from kqljax.pytrees import register
 from kqljax.state import Prediction, Transition
 
@@ -38,19 +39,20 @@ Array = jax.Array
 
 
 class ExactPosterior(NamedTuple):
-    """Kernel ridge regression on the pairs seen so far. Slots that hold no pair are zero everywhere.
+    """Kernel ridge regression on the pairs seen so far. Slots that hold no pair are zero
+    everywhere.
 
     Attributes:
       kernel: the kernel.
       lam: `[]` ridge parameter.
-      next_slot: `[]` int32, where the next pair goes. It moves on at every call, also where a pair was
-        not wanted.
+      next_slot: `[]` int32, where the next pair goes. It moves on at every call, also where a pair
+        was not wanted.
       obs: `[l, T]` states of the stored pairs.
       action: `[T]` int32, their actions; -1 in empty slots, which masks them.
       next_obs: `[l, T]` the states reached from them, to which the rows belong.
       whitener: P, lower triangular, in blocks of rows `[rows_b, columns_b]`; only the last block is
-        written to. A block has as many columns as there were slots when it was the last, so that most
-        of the zeros above the diagonal are not stored.
+        written to. A block has as many columns as there were slots when it was the last, so that
+        most of the zeros above the diagonal are not stored.
       cross: `[T, J T]` the J state terms of the kernel, between the states reached and the stored
         pairs.
       alpha: `[T]` (K + lam I)^-1 y.
@@ -75,7 +77,8 @@ class ExactPosterior(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The exact engine's part of `Work`; C columns: the new pair, targets, next and query by action.
+    """The exact engine's part of `Work`; C columns: the new pair, targets, next and query by
+    action.
 
     Attributes:
       pair: the new pair.
@@ -101,7 +104,8 @@ class Parts(NamedTuple):
 @register
 @dataclasses.dataclass(frozen=True)
 class Exact:
-    """The exact engine, the default: every stored pair counts, O(T^2) numbers and operations a step.
+    """The exact engine, the default: every stored pair counts, O(T^2) numbers and operations a
+    step.
 
     In float32 it needs a larger lam than the paper's and refuses what would diverge.
 
@@ -111,45 +115,43 @@ class Exact:
       Exact()
     """
 
-    def validate(
-        self, kernel: Kernel, lam: Any, obs_dim: int | None, num_actions: int, capacity: int, dtype: Any
-    ) -> None:
+    def validate(self, kernel: Kernel, lam: Any, sizes: Sizes) -> None:
         """Refuses float32 where lam is too small for it."""
-        if dtype is None or np.dtype(dtype) != np.dtype("float32"):
+        if sizes.dtype != np.dtype("float32"):
             return
-        least = least_float32_lam(capacity)
+        capacity, least = sizes.capacity, least_float32_lam(sizes.capacity)
         if lam is None:
             raise ValueError(
-                f"the exact engine needs float64, or float32 with lam of at least {least:.2g} at {capacity} "
-                f"transitions (docs/numerics.md), and inside jit it cannot see lam. {X64_REMEDY} Or give "
-                "dtype=jnp.float32 and watch KQLInfo.is_finite and residual."
+                f"the exact engine needs float64, or float32 with lam of at least {least:.2g} at "
+                f"{capacity} transitions (docs/numerics.md), and inside jit it cannot see lam. "
+                f"{X64_REMEDY} Or give dtype=jnp.float32 and watch KQLInfo.is_finite and residual."
             )
         if is_known(lam) and (smallest := float(np.min(np.asarray(lam)))) < least:
             raise ValueError(
-                f"the exact engine cannot keep its factor in float32 at lam={smallest:.3g} and {capacity} "
-                f"transitions: it would diverge (docs/numerics.md). Use float64, lam of at least "
-                f"{least:.2g}, or engine=kqljax.Weights(features). {X64_REMEDY}"
+                f"the exact engine cannot keep its factor in float32 at lam={smallest:.3g} and "
+                f"{capacity} transitions: it would diverge (docs/numerics.md). Use float64, lam of "
+                f"at least {least:.2g}, or engine=kqljax.Weights(features). {X64_REMEDY}"
             )
 
     def check(self, posterior: ExactPosterior, kernel: Kernel, num_actions: int) -> int:
         if not isinstance(posterior, ExactPosterior):
             raise ValueError(
-                f"the config has the engine Exact, the state has a {type(posterior).__name__}: another "
-                "engine made it. Make the state with kql_init and this config."
+                f"the config has the engine Exact, the state has a {type(posterior).__name__}: "
+                "another engine made it. Make the state with kql_init and this config."
             )
         obs_dim = posterior.obs.shape[-2]
         stored = posterior.cross.shape[-1] // posterior.cross.shape[-2]
         terms = num_terms(kernel, obs_dim, num_actions)
         if terms != stored:
             raise ValueError(
-                f"the state stores {stored} terms a pair, the kernel {type(kernel).__name__} has {terms}: "
-                "the state was made with another kernel. Make it with kql_init and this config."
+                f"the state stores {stored} terms a pair, the kernel {type(kernel).__name__} has "
+                f"{terms}: the state was made with another kernel. Make it with kql_init and this "
+                "config."
             )
         return obs_dim
 
-    def init(
-        self, kernel: Kernel, lam: Any, obs_dim: int, num_actions: int, capacity: int, dtype: Any
-    ) -> ExactPosterior:
+    def init(self, kernel: Kernel, lam: Any, sizes: Sizes) -> ExactPosterior:
+        num_actions, capacity, obs_dim, dtype = sizes
         kernel, lam = in_dtype((kernel, lam), dtype)
         zeros = functools.partial(jnp.zeros, dtype=dtype)
         terms = num_terms(kernel, obs_dim, num_actions)
@@ -170,10 +172,9 @@ class Exact:
         """Where no slot is free the last block of the whitener is closed: fewer zeros to read."""
         old, more = posterior.capacity, capacity - posterior.capacity
         *closed, last = posterior.whitener
-        if is_full:
-            blocks = (*closed, last, jnp.zeros((more, capacity), last.dtype))
-        else:
-            blocks = (*closed, pad(last, more, 0, 1))
+        new = (
+            (last, jnp.zeros((more, capacity), last.dtype)) if is_full else (pad(last, more, 0, 1),)
+        )
         cross = pad(posterior.cross.reshape(old, -1, old), more, 0, 2).reshape(capacity, -1)
         obs, next_obs, rows = jax.tree.map(
             lambda array: pad(array, more, 1), (posterior.obs, posterior.next_obs, posterior.rows)
@@ -184,7 +185,7 @@ class Exact:
             obs=obs,
             action=pad_actions(posterior.action, more),
             next_obs=next_obs,
-            whitener=blocks,
+            whitener=(*closed, *new),
             cross=cross,
             alpha=pad(posterior.alpha, more, 0),
             rows=rows,
@@ -203,17 +204,19 @@ class Exact:
         slot = shared(posterior.next_slot)
         is_full = slot >= capacity
         is_stored = is_valid & ~is_full
-        # A full state sees its last transition again: its row and its column are made as they are, so
-        # that the writes below need not read an old value to keep it.
+        # A full state sees its last transition again: its row and its column are made as they are,
+        # so that the writes below need not read an old value to keep it.
         wanted = (transition.obs, jnp.where(is_valid, transition.action, -1), transition.next_obs)
         kept = (posterior.obs, posterior.action, posterior.next_obs)
         obs, action, next_obs = (
-            jnp.where(is_full, stored[..., -1], new) for stored, new in zip(kept, wanted, strict=True)
+            jnp.where(is_full, stored[..., -1], new)
+            for stored, new in zip(kept, wanted, strict=True)
         )
         chosen = jax.nn.one_hot(action, num_actions, dtype=targets.dtype)
         pair = Pair(obs, chosen)
 
-        # The whitener has zeros where the new pair goes, so it may be in the kernel vectors already.
+        # The whitener has zeros where the new pair goes, so it may be in the kernel vectors
+        # already.
         at = jnp.minimum(slot, capacity - 1)
         posterior = posterior._replace(
             next_slot=jnp.minimum(slot + 1, capacity),
@@ -242,8 +245,7 @@ class Exact:
             # Where nothing is stored the weights stay too, and the new targets are not used.
             updated = jnp.where(is_stored, overlaps[1, of_query], mean[of_query])
             asked = Prediction(updated, variance(own[2], explained[of_query]) / lam)
-            every = jnp.eye(num_actions, dtype=targets.dtype)
-            prior = jax.vmap(lambda b: kernel.evaluate(Pair(query, b), pair))(every)
+            prior = jax.vmap(lambda at: kernel.evaluate(at, pair))(every_action(query, num_actions))
             change = prior - overlaps[0, of_query]
         width_sq = variance(jnp.sum(own[0] * chosen), explained[0]) / lam
         of_row = jnp.where(jnp.sum(chosen) > 0, terms[1].ravel(), 0.0)
@@ -258,7 +260,8 @@ class Exact:
         kappa = lam + lam * work.width_sq
         gain = jnp.where(is_stored, 1.0 / kappa, 0.0)
         error = target - parts.overlaps[0, 1]
-        # One pass over the old whitener and none over the new: a second reader would make XLA copy it.
+        # One pass over the old whitener and none over the new: a second reader would make XLA copy
+        # it.
         known, alpha = unwhiten(posterior, jnp.stack([parts.whitened[:, 0], parts.whitened[:, 1]]))
         direction = (jnp.arange(posterior.capacity) == slot) - known
         alpha = jnp.where(is_stored, alpha + direction * (error * gain), posterior.alpha)
@@ -275,7 +278,9 @@ class Exact:
             )
         # (K + lam I) alpha - y in the row of the new pair: 0 in exact arithmetic.
         residual = jnp.abs(jnp.sum(parts.columns[:, 0] * alpha) + lam * error * gain - target)
-        posterior = posterior._replace(whitener=(*closed, put_slice(last, row, new, 0)), alpha=alpha)
+        posterior = posterior._replace(
+            whitener=(*closed, put_slice(last, row, new, 0)), alpha=alpha
+        )
         return posterior, work._replace(
             query=query,
             residual=jnp.where(is_stored, residual, 0.0),
@@ -321,6 +326,8 @@ class Exact:
         columns = jax.vmap(vectors)(obs).reshape(-1, posterior.capacity).T
         explained = jnp.sum(whiten(posterior, columns) ** 2, axis=0).reshape(-1, num_actions)
         own = self_kernel(posterior.kernel, obs, num_actions)
+        # An observation that is not a number must not go unnoticed where no pair is stored.
+        own = jnp.where(jnp.isfinite(jnp.sum(obs, axis=1, keepdims=True)), own, jnp.nan)
         mean = dot(posterior.alpha, columns).reshape(-1, num_actions)
         return Prediction(mean.T, (variance(own, explained) / posterior.lam).T)
 
@@ -328,8 +335,8 @@ class Exact:
 def least_float32_lam(capacity: int) -> float:
     """The smallest lam that the exact engine takes in float32, 32 T eps.
 
-    The Gram matrix has eigenvalues up to T, so rounding perturbs it by about T eps, and lam must stand
-    well above that: Q-hat then stays within 1% of its range (benchmarks/numerics.py).
+    The Gram matrix has eigenvalues up to T, so rounding perturbs it by about T eps, and lam must
+    stand well above that: Q-hat then stays within 1% of its range (benchmarks/numerics.py).
     """
     return 32 * capacity * float(np.finfo(np.float32).eps)
 
@@ -342,7 +349,8 @@ def variance(own: Array, explained: Array) -> Array:
 def state_terms(kernel: Kernel, state: Array, posterior: ExactPosterior) -> Array:
     """State terms `[J, T]` between a state `[l]` and the stored pairs; 0 in empty slots.
 
-    An empty slot is no point of the kernel's domain: whatever comes out there, NaN too, goes no further.
+    An empty slot is no point of the kernel's domain: whatever comes out there, NaN too, goes no
+    further.
     """
     num_actions = posterior.rows.mean.shape[0]
     action = jax.nn.one_hot(posterior.action, num_actions, dtype=state.dtype)
@@ -352,7 +360,9 @@ def state_terms(kernel: Kernel, state: Array, posterior: ExactPosterior) -> Arra
 
 
 def mixing(posterior: ExactPosterior) -> tuple[Array, Array | None]:
-    """How state terms make up the kernel with each stored pair: scale `[J, A, T]`, shift `[A, T]`."""
+    """How state terms make up the kernel with each stored pair: scale `[J, A, T]`, shift `[A,
+    T]`.
+    """
     num_actions = posterior.rows.mean.shape[0]
     scale, shift = posterior.kernel.mixing(
         posterior.obs.shape[0], num_actions, posterior.alpha.dtype
@@ -368,19 +378,16 @@ def mixing(posterior: ExactPosterior) -> tuple[Array, Array | None]:
 
 
 def kernel_vectors(scale: Array, shift: Array | None, terms: Array) -> Array:
-    """Kernel `[A, T]` between a state with every action and the stored pairs, from `[J, T]` terms."""
+    """Kernel `[A, T]` between a state with every action and the stored pairs, from `[J, T]`
+    terms.
+    """
     vectors = functools.reduce(jnp.add, (terms[j] * scale[j] for j in range(len(terms))))
     return vectors if shift is None else vectors + shift
 
 
 def self_kernel(kernel: Kernel, states: Array, num_actions: int) -> Array:
     """k(x, x) `[n, A]` of states `[n, l]` with every action."""
-    every = jnp.eye(num_actions, dtype=states.dtype)
-
-    def own(state: Array) -> Array:
-        return jax.vmap(lambda a: kernel.evaluate(Pair(state, a), Pair(state, a)))(every)
-
-    return jax.vmap(own)(states)
+    return jax.vmap(lambda state: kernel.diag(every_action(state, num_actions)))(states)
 
 
 def whiten(posterior: ExactPosterior, columns: Array) -> Array:

@@ -1,20 +1,20 @@
 """Algorithm 1 in weight space, on finitely many features: O(D^2 + t m) a step, fit for float32.
 
 With features psi(s) `[m]` of states and a map's root R `[A, m, D]`, a pair (s, a) has the features
-R[a]^T psi(s) `[D]`. The posterior keeps a square root S of the covariance of the weights, with R folded
-in: S = R / sqrt(lam) at first, so that
+R[a]^T psi(s) `[D]`. The posterior keeps a square root S of the covariance of the weights, with R
+folded in: S = R / sqrt(lam) at first, so that
 
     w(s, a) = S[a]^T psi(s),  width(s, a)^2 = |w(s, a)|^2,  mean(s, a) = w(s, a) . white,
 
-with white = sum of y w over the stored pairs. A new pair with f = w(s, a), n = |f|^2 makes it
-S - c (S f) f^T, c = 1 / ((1 + n) + sqrt(1 + n)), and f carries every change: at a pair z with
-change(z) = w(z) . f the mean rises by change(z) (y - f . white) / (1 + n), and the squared width falls
-by change(z)^2 / (1 + n). Widths are sums of squares that cannot go negative, and float32 is enough; the
-covariance itself, updated in float32, ruins learning (docs/numerics.md).
+with white = sum of y w over the stored pairs. A new pair with f = w(s, a), n = |f|^2 makes it S - c
+(S f) f^T, c = 1 / ((1 + n) + sqrt(1 + n)), and f carries every change: at a pair z with change(z) =
+w(z) . f the mean rises by change(z) (y - f . white) / (1 + n), and the squared width falls by
+change(z)^2 / (1 + n). Widths are sums of squares that cannot go negative, and float32 is enough;
+the covariance itself, updated in float32, ruins learning (docs/numerics.md).
 
-What the features leave out of k(x, x) at a state, `FeatureMap.residual`, is never learned: residual / lam
-is added to squared widths, so that a state unlike all that the features were made for is as unknown as
-in the exact engine.
+What the features leave out of k(x, x) at a state, `FeatureMap.residual`, is never learned: residual
+/ lam is added to squared widths, so that a state unlike all that the features were made for is as
+unknown as in the exact engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from kqljax.arrays import dot, in_dtype, pad
-from kqljax.engines.base import Work, diagonal, pad_actions, put, shared
+from kqljax.engines.base import Sizes, Work, diagonal, pad_actions, put, shared
 from kqljax.errors import describe
 from kqljax.features import FeatureMap
 from kqljax.kernels import Kernel
@@ -38,16 +38,18 @@ Array = jax.Array
 
 
 class WeightPosterior(NamedTuple):
-    """Ridge regression on features of the pairs seen so far. Slots without a pair are zero everywhere.
+    """Ridge regression on features of the pairs seen so far. Slots without a pair are zero
+    everywhere.
 
     Attributes:
       lam: `[]` ridge parameter.
-      next_slot: `[]` int32, where the next pair goes. It moves on at every call, also where a pair was
-        not wanted.
+      next_slot: `[]` int32, where the next pair goes. It moves on at every call, also where a pair
+        was not wanted.
       psi: `[m, T]` features of the stored pairs' states.
       action: `[T]` int32, their actions; -1 in empty slots, which masks them.
       next_psi: `[m, T]` features of the states reached from them, to which the rows belong.
-      root: `[m, A, D]` S; features first, so that it is a matrix both as `[m, A D]` and as `[m A, D]`.
+      root: `[m, A, D]` S; features first, so that it is a matrix both as `[m, A D]` and as `[m A,
+        D]`.
       white: `[D]` sum of y w over all pairs.
       rows: prediction `[A, T]` at the states reached.
     """
@@ -68,7 +70,8 @@ class WeightPosterior(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The weight engine's part of `Work`; C rows: the new pair, the targets, next and query by action.
+    """The weight engine's part of `Work`; C rows: the new pair, the targets, next and query by
+    action.
 
     Attributes:
       whitened: `[C, D]` w.
@@ -116,34 +119,32 @@ class Weights:
 
     features: FeatureMap
 
-    def validate(
-        self, kernel: Kernel, lam: Any, obs_dim: int | None, num_actions: int, capacity: int, dtype: Any
-    ) -> None:
+    def validate(self, kernel: Kernel, lam: Any, sizes: Sizes) -> None:
         if not isinstance(self.features, FeatureMap):
             raise ValueError(
                 f"Weights takes a feature map, got {describe(self.features)}. Make one with "
                 "kqljax.features, for example features.taylor(kernel, obs_dim, num_actions)."
             )
-        self.features.check(kernel, obs_dim, num_actions)
+        self.features.check(kernel, sizes.obs_dim, sizes.num_actions, sizes.dtype)
 
     def check(self, posterior: WeightPosterior, kernel: Kernel, num_actions: int) -> int:
         if not isinstance(posterior, WeightPosterior):
             raise ValueError(
-                f"the config has the engine Weights, the state has a {type(posterior).__name__}: another "
-                "engine made it. Make the state with kql_init and this config."
+                f"the config has the engine Weights, the state has a {type(posterior).__name__}: "
+                "another engine made it. Make the state with kql_init and this config."
             )
         (m, actions, width), expected = posterior.root.shape[-3:], self.features.root.shape[-3:]
         found = actions, m, width
         if found != expected:
             raise ValueError(
-                f"the state was made for a feature map with root {found}, the config's has {expected} "
-                "(actions, features, weights). Make the state with kql_init and this config."
+                f"the state was made for a feature map with root {found}, the config's has "
+                f"{expected} (actions, features, weights). Make the state with kql_init and this "
+                "config."
             )
         return self.features.obs_dim
 
-    def init(
-        self, kernel: Kernel, lam: Any, obs_dim: int, num_actions: int, capacity: int, dtype: Any
-    ) -> WeightPosterior:
+    def init(self, kernel: Kernel, lam: Any, sizes: Sizes) -> WeightPosterior:
+        num_actions, capacity, _, dtype = sizes
         features, lam = in_dtype((self.features, lam), dtype)
         zeros = functools.partial(jnp.zeros, dtype=dtype)
         m, d = features.num_features, features.num_weights
@@ -183,7 +184,8 @@ class Weights:
         psi = jax.vmap(features.psi)(jnp.stack(states))
         unspanned = jax.vmap(features.residual)(jnp.stack(states), psi)
 
-        # The new row goes in before the others are read: reading first would make XLA copy the array.
+        # The new row goes in before the others are read: reading first would make XLA copy the
+        # array.
         posterior = posterior._replace(
             next_slot=jnp.minimum(slot + 1, capacity),
             psi=put(posterior.psi, slot, psi[0], is_stored),
@@ -225,7 +227,8 @@ class Weights:
         error = target - known
         root_n = jnp.sqrt(1.0 + n)
         shrink = jnp.where(is_stored, 1.0 / ((1.0 + n) + root_n), 0.0)
-        # S_new^T v = S^T v - c f (f . S^T v): for the moment and, times the target, for the new pair.
+        # S_new^T v = S^T v - c f (f . S^T v): for the moment and, times the target, for the new
+        # pair.
         white = moment + (target / root_n - shrink * known) * f
         white = jnp.where(is_stored, white, posterior.white)
         columns = pad(jnp.stack([f, white], axis=1), 2, 1)  # two columns cost more than four

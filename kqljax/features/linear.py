@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.features.base import FeatureMap, check_kernel, register_map
+from kqljax.features.base import FeatureMap, check_kernel
 from kqljax.kernels import Kernel, Linear
 
 Array = jax.Array
 
 
-@register_map
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearMap(FeatureMap):
     """psi(s) = [s, 1]."""
 
     def psi(self, obs: Array) -> Array:
-        return jnp.concatenate([obs, jnp.ones((1,), obs.dtype)])
+        return jnp.append(obs, jnp.ones((), obs.dtype))
 
 
 def linear(kernel: Kernel, obs_dim: int, num_actions: int) -> LinearMap:
@@ -33,8 +30,7 @@ def linear(kernel: Kernel, obs_dim: int, num_actions: int) -> LinearMap:
     """
     check_kernel(kernel, (Linear,), "linear")
     scale = 2 * (obs_dim + 1)
-    shift = 0.5 + np.eye(num_actions) / scale
     root = np.zeros((num_actions, obs_dim + 1, obs_dim + num_actions))
     root[:, :obs_dim, :obs_dim] = np.eye(obs_dim) / math.sqrt(scale)
-    root[:, obs_dim, obs_dim:] = np.linalg.cholesky(shift)
+    root[:, obs_dim, obs_dim:] = np.linalg.cholesky(0.5 + np.eye(num_actions) / scale)
     return LinearMap(kernel=kernel, root=root, error=0.0, obs_dim=obs_dim, error_kind="exact")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import dot
+from kqljax.arrays import dot, few_columns
 from kqljax.rounds.backups import back_up, rewards_of
 from kqljax.rounds.pairs import stored_pairs
 from kqljax.rounds.recipe import Recipe
@@ -25,10 +25,17 @@ BLOCK = 64
 class Ensemble(NamedTuple):
     """Values of several kernel widths on common centres.
 
+    With s an observation, d the displacement by an action, c a centre and distances in widths,
+
+        exp(-|s + d - c|^2) = exp(-|s - c|^2) exp(-2 d s) exp(2 d c - |d|^2).
+
+    The last factor is part of the weights. So a kernel is computed for every s and c, not for every
+    action too.
+
     Attributes:
       place: `[m, l]` centres.
-      coupling: `[A, m]` 1 where an action is the centre's, less elsewhere, 0 where a centre is not used.
-      weights: `[M, m]` of each member, the widest first.
+      weights: `[M, A, m]` of each member, the widest first, times the last factor and the coupling
+        of an action with the centre's.
       scale: `[l]` inverse squared widths of the widest member.
       displacement: `[A, l]`.
       blocks: `[]` int32, blocks of centres in use.
@@ -36,7 +43,6 @@ class Ensemble(NamedTuple):
     """
 
     place: Array
-    coupling: Array
     weights: Array
     scale: Array
     displacement: Array
@@ -53,10 +59,19 @@ class Centres(NamedTuple):
 
 
 class EnsembleFit(NamedTuple):
-    """Attributes: `ensemble`; its `centres`; `backups` `[M]` int32 of each member; `is_finite` `[]` bool."""
+    """What is fitted to N transitions.
+
+    Attributes:
+      ensemble: the members.
+      centres: in the order in which they were chosen.
+      next_value: `[N]` max_a of the members' mean at the successors.
+      backups: `[M]` int32 of each member.
+      is_finite: `[]` bool.
+    """
 
     ensemble: Ensemble
     centres: Centres
+    next_value: Array
     backups: Array
     is_finite: Array
 
@@ -98,7 +113,7 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
             work=work,
         )
 
-        def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array]:
+        def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array, Array]:
             width = column_blocks * block
             features, successors = regression.dense(found, rows, row_blocks, width)
             operator = regression.ridge_on_features(features, recipe.finish_ridge).operator(features)
@@ -114,13 +129,16 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
                 tolerance=recipe.finish_tolerance,
             )
             mean = dot(operator, part.targets(done.value.astype(dtype)))
-            return jnp.pad(mean, (0, most - width)), done.made
+            value = jnp.clip(dot(successors, mean), 0.0, cap).reshape(row_blocks, -1, rows.size)
+            value = jnp.pad(value, ((0, rows.blocks - row_blocks), (0, 0), (0, 0)))
+            return jnp.pad(mean, (0, most - width)), value, done.made
 
-        mean, count = regression.at_size((rows.in_use, regression.largest(found.blocks)), _sizes(rows.blocks, columns), solve)
+        counts = rows.in_use, regression.largest(found.blocks)
+        mean, value, count = regression.at_size(counts, _sizes(rows.blocks, columns), solve)
         weights = regression.solve_lower_transposed(found.lower, mean[:, None])[:, 0]
         new = Centres(found.pivot, found.is_used, found.blocks)
         chosen = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), new, chosen)
-        return (chosen, found.features, jnp.array(False)), (weights, count)
+        return (chosen, found.features, jnp.array(False)), (weights, value, count)
 
     scales_of = [float(recipe.ratio) ** i for i in range(recipe.members)]
     empty = regression.empty_span(rows, most, dtype)
@@ -128,50 +146,73 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
     limit = columns if most_blocks is None else jnp.minimum(most_blocks, columns)
     first = min(3, recipe.members - 1)
     order = [first, *(i for i in range(recipe.members) if i != first)]
-    (chosen, _, _), (weights, count) = lax.scan(member, start, jnp.asarray([scales_of[i] for i in order], dtype))
+    scaled = jnp.asarray([scales_of[i] for i in order], dtype)
+    (chosen, _, _), (weights, value, count) = lax.scan(member, start, scaled)
     back = jnp.argsort(jnp.asarray(order))
-    weights, count = weights[back], count[back]
-    coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[chosen.pivot], recipe.finish_coupling)
+    used = UsedFirst.of(chosen.is_used, block)
+    place, action = (each[chosen.pivot[used.order]] for each in (pairs.stored_place, pairs.stored_action))
+    coupling = agree(jnp.arange(transitions.num_actions), action, recipe.finish_coupling)
+    coupling = coupling.astype(dtype) * chosen.is_used[used.order]
+    moved = scales.displacement
+    factor = 2 * dot(moved * widest, place.T) - jnp.sum(widest * moved**2, axis=1)[:, None]
+    factor = jnp.exp(jnp.asarray(scales_of, dtype)[:, None, None] * factor)
     ensemble = Ensemble(
-        place=pairs.stored_place[chosen.pivot],
-        coupling=coupling.astype(dtype) * chosen.is_used,
-        weights=weights,
+        place=place,
+        weights=weights[back][:, None, used.order] * coupling * factor,
         scale=widest,
-        displacement=scales.displacement,
-        blocks=chosen.blocks,
+        displacement=moved,
+        blocks=used.blocks,
         cap=jnp.asarray(cap, dtype),
     )
-    return EnsembleFit(ensemble, chosen, count, jnp.all(jnp.isfinite(weights)))
+    next_value = jnp.max(jnp.mean(value, axis=0), axis=1).reshape(-1)[: transitions.capacity]
+    return EnsembleFit(ensemble, chosen, next_value, count[back], jnp.all(jnp.isfinite(weights)))
+
+
+class UsedFirst(NamedTuple):
+    """Centres in use before the others: then few blocks hold them, and acting reads only these.
+
+    Attributes: `order` `[m]`, `blocks` `[]` int32.
+    """
+
+    order: Array
+    blocks: Array
+
+    @classmethod
+    def of(cls, is_used: Array, block: int) -> UsedFirst:
+        """Of centres in blocks of `block`."""
+        count = jnp.sum(is_used, dtype=jnp.int32)
+        return cls(jnp.argsort(~is_used, stable=True), (count + block - 1) // block)
 
 
 def _sizes(rows: int, columns: int) -> tuple[tuple[int, int], ...]:
-    """Blocks of rows and of centres that programs are compiled for."""
-    sizes = ((2, 1), (rows, 1), (rows, max(1, columns // 2)))
-    return (*(size for size in sizes if size[0] <= rows and size[1] < columns), (rows, columns))
+    """Blocks of rows and of centres that programs are compiled for.
+
+    A fit in the middle of a run takes one block of centres and is as short as its rows are few.
+    """
+    quick = [(each, 1) for each in regression.shares(rows)[-3:]]
+    return tuple(dict.fromkeys((*quick, (rows, -(-columns // 2)), (rows, columns))))
 
 
 def member_values(recipe: Recipe, ensemble: Ensemble, obs: Array) -> Array:
     """Clipped values `[M, n, A]` at `obs` `[n, l]`."""
-    num_actions, most = ensemble.coupling.shape
-    count = obs.shape[0]
+    most = ensemble.place.shape[0]
     block = min(BLOCK, most)
-    place = (obs[None] + ensemble.displacement[:, None]).reshape(num_actions * count, -1)
 
     def add(k: Array, total: Array) -> Array:
-        def part(array: Array, axis: int) -> Array:
-            return lax.dynamic_slice_in_dim(array, k * block, block, axis)
-
-        kernel = jnp.exp(-squared_distances(place, part(ensemble.place, 0), ensemble.scale))
-        kernel = kernel.reshape(num_actions, count, block)
-        coupling, weights = part(ensemble.coupling, 1), part(ensemble.weights, 1)
+        place = lax.dynamic_slice_in_dim(ensemble.place, k * block, block, 0)
+        weights = lax.dynamic_slice_in_dim(ensemble.weights, k * block, block, 2)
+        kernel = jnp.exp(-squared_distances(obs, place, ensemble.scale))
         values = []
         for i in range(recipe.members):
             kernel = lax.integer_pow(jnp.maximum(kernel, 1e-12), recipe.ratio) if i else kernel
-            values.append(
-                lax.dot_general(kernel, coupling * weights[i], (((2,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST).T
-            )
+            # The barrier writes the kernel down. Without it XLA computes every member's from exp on.
+            kernel = lax.optimization_barrier(kernel)
+            values.append(few_columns(kernel, weights[i].T))
         return total + jnp.stack(values)
 
-    start = jnp.zeros((recipe.members, count, num_actions), ensemble.weights.dtype)
-    total = lax.fori_loop(0, regression.largest(ensemble.blocks), add, start)
-    return jnp.clip(total, 0.0, ensemble.cap)
+    blocks = regression.largest(ensemble.blocks)
+    start = jnp.zeros((recipe.members, obs.shape[0], ensemble.weights.shape[1]), obs.dtype)
+    total = lax.fori_loop(0, blocks, add, start)
+    exponent = -2 * dot(obs, (ensemble.displacement * ensemble.scale).T)
+    factor = [jnp.exp(float(recipe.ratio) ** i * exponent) for i in range(recipe.members)]
+    return jnp.clip(total * jnp.stack(factor), 0.0, ensemble.cap)

@@ -77,9 +77,9 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, most_n
     cap = 1.0 / (1.0 - recipe.gamma)
     rewards = rewards_of(transitions, recipe.gamma, size)
 
-    def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array, Array, Array]:
-        height, width = row_blocks * rows.size, column_blocks * block
-        features, successors = regression.dense(found, rows, row_blocks, width)
+    def solve(row_blocks: int) -> tuple[Array, Array, Array, Array]:
+        height = row_blocks * rows.size
+        features, successors = regression.dense(found, rows, row_blocks, recipe.centres)
         ridge = regression.ridge_on_features(features, recipe.ridge)
         successors = successors.astype(jnp.float32)
         residual = found.residual[:row_blocks, rows.size :].astype(jnp.float32)
@@ -96,15 +96,12 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, most_n
             most=recipe.backups,
             tolerance=recipe.tolerance * cap,
         )
-        identity = jnp.eye(width, dtype=dtype)
-        inverse = jnp.eye(recipe.centres, dtype=dtype).at[:width, :width].set(regression.solve_lower(ridge.lower, identity))
         mean = dot(operator, part.targets(done.value.astype(dtype)))
         value = jnp.pad(done.value.astype(dtype), (0, size - height))
-        return value, done.made, jnp.pad(mean, (0, recipe.centres - width)), inverse
+        return value, done.made, mean, ridge.inverse
 
-    columns = recipe.centres // block
-    sizes = ((1, columns), (rows.blocks, columns)) if rows.blocks > 1 else ((rows.blocks, columns),)
-    value, count, mean, inverse = regression.at_size((rows.in_use, regression.largest(found.blocks)), sizes, solve)
+    sizes = tuple((each,) for each in regression.shares(rows.blocks))
+    value, count, mean, inverse = regression.at_size((rows.in_use,), sizes, solve)
     identity = jnp.eye(recipe.centres, dtype=dtype)
     lower = regression.solve_lower(found.lower, identity)
     whiten = jnp.concatenate([lower, jnp.sqrt(recipe.ridge) * dot(inverse, lower)])

@@ -10,7 +10,7 @@ from jax import lax
 
 from kqljax import regression
 from kqljax.arrays import dot
-from kqljax.rounds.ensemble import BLOCK, Centres, Ensemble, member_values
+from kqljax.rounds.ensemble import BLOCK, Centres, Ensemble, UsedFirst, member_values
 from kqljax.rounds.pairs import padded, stored_pairs
 from kqljax.rounds.recipe import Recipe
 from kqljax.rounds.transitions import Transitions
@@ -84,7 +84,7 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
     def solve(column_blocks: int) -> Array:
         width = column_blocks * block
         features = regression.dense(found, rows, rows.blocks, width)[0]
-        gram = dot(features.T, features)
+        gram = regression.products(features)
 
         def weights(ridge: Any, columns: Array) -> Array:
             lower = regression.cholesky(gram + ridge * jnp.eye(width, dtype=dtype))
@@ -96,17 +96,21 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
     columns = most // block
     sizes = ((2,), (columns,)) if columns > 2 else ((columns,),)
     solved = regression.at_size((regression.largest(found.blocks),), sizes, solve)
-    coupling = agree(jnp.arange(transitions.num_actions), pairs.stored_action[centres.pivot[:most]], recipe.model_coupling)
+    used = UsedFirst.of(found.is_used, block)
+    pivot = found.pivot[used.order]
+    coupling = agree(
+        jnp.arange(transitions.num_actions), pairs.stored_action[pivot], recipe.model_coupling
+    )
     end_value = transitions.end_value / (1.0 - recipe.finish_gamma)
     return Model(
-        obs=pairs.stored_place[centres.pivot[:most]],
-        coupling=coupling.astype(dtype) * found.is_used,
-        weights=regression.solve_lower_transposed(found.lower, solved),
+        obs=pairs.stored_place[pivot],
+        coupling=coupling.astype(dtype) * found.is_used[used.order],
+        weights=regression.solve_lower_transposed(found.lower, solved)[used.order],
         mean=mean,
         scale=weights,
         held=_held(recipe, transitions, weights),
         end_value=jnp.asarray(end_value, dtype),
-        blocks=found.blocks,
+        blocks=used.blocks,
     )
 
 
@@ -146,7 +150,7 @@ def predict_step(recipe: Recipe, model: Model, obs: Array, action: Array) -> Mod
 
 def plan_values(recipe: Recipe, model: Model, ensemble: Ensemble, obs: Array) -> Array:
     """`[n, A]` for each first action the value of the best plan: `depth` actions, each held, then the ensemble's mean."""
-    count, num_actions = obs.shape[0], ensemble.coupling.shape[0]
+    count, num_actions = obs.shape[0], ensemble.displacement.shape[0]
     gamma = recipe.finish_gamma
     # Under vmap the loop is as long as the longest seed's.
     longest = regression.largest(model.held)

@@ -13,7 +13,7 @@ from kqljax.rounds.widths import agree, squared_distances
 
 Array = jax.Array
 
-ROWS = 256
+ROWS = 128
 """Rows in a block."""
 
 

@@ -84,7 +84,7 @@ class Recipe:
       stride, most_held: an action is held until the state has moved `stride` widths, at most `most_held` steps.
       unclear: plans decide where the gap between the two best actions is below this many standard deviations over the members.
 
-    Acting by the finished policy while learning (`kqljax.rounds.training`):
+    Acting by the finished policy while learning (`kqljax.rounds.rounds`):
       own_gap: it acts where optimism promises less than this share of the cap beyond it.
       own_from: stored transitions from which on it may.
       own_growth: it is fitted anew when they have grown by this factor.

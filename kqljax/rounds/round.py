@@ -10,13 +10,13 @@ import numpy as np
 from jax import lax
 
 from kqljax import regression
-from kqljax.rounds.ensemble import Ensemble, fit_ensemble, member_values
+from kqljax.rounds.ensemble import Ensemble, fit_ensemble
 from kqljax.rounds.learner import Learner, append, fit_learner, optimistic, query
 from kqljax.rounds.model import Model, fit_model
 from kqljax.rounds.policy import finished_action
 from kqljax.rounds.recipe import Recipe
 from kqljax.rounds.transitions import Transitions
-from kqljax.rounds.widths import Scales, fit_scales, initial_scales, with_displacements
+from kqljax.rounds.widths import Scales, displacements, fit_weights, initial_scales
 
 Array = jax.Array
 
@@ -69,13 +69,11 @@ class Player(NamedTuple):
 
 @jax.jit  # traced once, however often a program asks for it
 def finish(recipe: Recipe, transitions: Transitions, scales: Scales, value: Array, most_blocks: Any) -> Finished:
-    """The finished policy's parts, with displacements of now, on at most `most_blocks` `[]` blocks of centres."""
-    scales = with_displacements(recipe, transitions, scales.weights, scales.fitted_at)
+    """The finished policy's parts, on at most `most_blocks` `[]` blocks of centres."""
     fitted = fit_ensemble(recipe, transitions, scales, most_blocks)
     model = fit_model(recipe, transitions, scales, fitted.centres)
-    mean = jnp.mean(member_values(recipe, fitted.ensemble, transitions.next_obs), axis=0)
     goes_on = transitions.is_stored & ~transitions.ended
-    promised = value * (1.0 - recipe.gamma) - jnp.max(mean, axis=1) * (1.0 - recipe.finish_gamma)
+    promised = value * (1.0 - recipe.gamma) - fitted.next_value * (1.0 - recipe.finish_gamma)
     gap = jnp.sum(jnp.where(goes_on, promised, 0.0)) / jnp.maximum(jnp.sum(goes_on), 1)
     is_finite = fitted.is_finite & jnp.all(jnp.isfinite(model.weights)) & jnp.isfinite(gap)
     return Finished(fitted.ensemble, model, gap, is_finite)
@@ -102,15 +100,21 @@ def begin(recipe: Recipe, transitions: Transitions, before: Player, due: Due, mo
       before: the player of the round before, for what is not due.
       most_new: static, most pairs that may be chosen before the next round.
     """
-    scales = lax.cond(due.scales, lambda: fit_scales(recipe, transitions), lambda: before.scales)
-    learned = fit_learner(recipe, transitions, scales, most_new=most_new)
     has_end = jnp.any(transitions.ended)
     # One decision for all seeds of a vmap, so that it stays a branch; seeds without an end keep what they had.
     is_due = due.last | (due.finish & (regression.largest(has_end.astype(jnp.int32)) > 0))
+    weights, displacement = before.scales
+    weights = lax.cond(due.scales, lambda: fit_weights(recipe, transitions), lambda: weights)
+    # The finished policy has displacements of now, the learner those of the last fit of the scales.
+    now = lax.cond(
+        due.scales | is_due, lambda: displacements(recipe, transitions, weights), lambda: displacement
+    )
+    scales = Scales(weights, jnp.where(due.scales, now, displacement))
+    learned = fit_learner(recipe, transitions, scales, most_new=most_new)
     most_blocks = jnp.where(due.last, EVERY_BLOCK, jnp.asarray(recipe.own_blocks, jnp.int32))
 
     def finish_anew() -> Finished:
-        new = finish(recipe, transitions, scales, learned.value, most_blocks)
+        new = finish(recipe, transitions, Scales(weights, now), learned.value, most_blocks)
         return jax.tree.map(lambda new, old: jnp.where(has_end | due.last, new, old), new, before.finished)
 
     finished = lax.cond(is_due, finish_anew, lambda: before.finished)

@@ -78,8 +78,8 @@ class RoundsState(NamedTuple):
 class Rounds:
     """Keep the transitions, fit everything anew now and then, act until the next round.
 
-    `kqljax.train` makes it of a `Recipe`. One compiled body serves all rounds; its work grows with the
-    transitions that are stored and with the rank of the kernel. On a CPU compile with
+    `kqljax.train` makes it of a `Recipe`. One compiled body serves all rounds; its work grows with
+    the transitions that are stored and with the rank of the kernel. On a CPU compile with
     `jax.jit(..., compiler_options=rounds.CPU_COMPILER_OPTIONS)`.
 
     Examples:
@@ -99,7 +99,9 @@ class Rounds:
         require_float64()
         check_recipe(self.recipe)
         if dtype is not None and np.dtype(dtype) != np.dtype("float64"):
-            raise ValueError(f"learning in rounds is done in float64, got dtype={dtype}. Leave it out.")
+            raise ValueError(
+                f"learning in rounds is done in float64, got dtype={dtype}. Leave it out."
+            )
         rounds = schedule(self.recipe, capacity)
         begins, scales, finish, last = np.zeros((4, capacity + 1), bool)
         for each in rounds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,9 @@ from kqljax.rounds.transitions import Transitions
 
 Array = jax.Array
 
+FEW_ROWS = 128
+"""As long as there are no more transitions, fits of the scales have room for no more."""
+
 
 class Scales(NamedTuple):
     """What the kernels of a fit are made of.
@@ -23,22 +27,22 @@ class Scales(NamedTuple):
     Attributes:
       weights: `[l]` w, the inverse squared width of each coordinate.
       displacement: `[A, l]` d_a, the mean displacement by each action; 0 for actions that were not taken.
-      fitted_at: `[]` int32, transitions at the last fit of `weights`; 0 before the first.
     """
 
     weights: Array
     displacement: Array
-    fitted_at: Array
 
 
 def squared_distances(x: Array, y: Array, weights: Any) -> Array:
     """sum_i w_i (x_i - y_i)^2 `[n, m]` between `[n, l]` and `[m, l]`.
 
-    From differences, which is exact for near points, and a coordinate at a time: one fused pass, without an `[n, m, l]` array.
+    From differences, which is exact for near points, and a coordinate at a time: one fused pass,
+    without an `[n, m, l]` array.
     """
     root = jnp.sqrt(weights)
-    x, y = x * root, y * root
-    return functools.reduce(jnp.add, [(x[:, None, i] - y[None, :, i]) ** 2 for i in range(x.shape[1])])
+    # The barrier writes y^T down once. Without it XLA reads y with a stride of l in the pass.
+    x, y = x * root, lax.optimization_barrier((y * root).T)
+    return functools.reduce(jnp.add, [(x[:, None, i] - y[i]) ** 2 for i in range(x.shape[1])])
 
 
 def agree(action: Array, other: Array, coupling: Any) -> Array:
@@ -47,7 +51,7 @@ def agree(action: Array, other: Array, coupling: Any) -> Array:
 
 
 class _Rows(NamedTuple):
-    """Rows that did not end an episode, at most R spread evenly: `[R, l]`, `[R]`, centred `[R, l]`, `[R]` bool."""
+    """Rows that did not end an episode, R of them spread evenly: `[R, l]`, `[R]`, centred `[R, l]`, `[R]` bool."""
 
     obs: Array
     action: Array
@@ -55,12 +59,19 @@ class _Rows(NamedTuple):
     mask: Array
 
 
-def _rows(transitions: Transitions, most: int) -> _Rows:
-    capacity, count = transitions.capacity, transitions.count
-    size = min(capacity, most)
+def _on_rows(recipe: Recipe, transitions: Transitions, fit: Callable[[_Rows], Array]) -> Array:
+    """fit(rows) of the transitions, on few rows as long as there are few: they are factored."""
+    most = min(transitions.capacity, recipe.fit_rows)
+    sizes = tuple((size,) for size in sorted({min(FEW_ROWS, most), most}))
+    count = (regression.largest(transitions.count),)
+    return regression.at_size(count, sizes, lambda size: fit(_rows(transitions, size)))
+
+
+def _rows(transitions: Transitions, size: int) -> _Rows:
+    count = transitions.count
     index = jnp.arange(size)
-    if capacity > most:
-        index = jnp.where(count > most, index * (count - 1) // (most - 1), index)
+    if transitions.capacity > size:
+        index = jnp.where(count > size, index * (count - 1) // (size - 1), index)
     mask = (index < count) & (transitions.discount[index] > 0)
     obs, moved = transitions.obs[index], transitions.next_obs[index] - transitions.obs[index]
     mean = jnp.sum(jnp.where(mask[:, None], moved, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
@@ -87,46 +98,45 @@ def fit_weights(recipe: Recipe, transitions: Transitions) -> Array:
     change from state to state is evidence on the kernel that needs no estimate of values.
     """
     spread = spreads(transitions, recipe.least_spread)
-    rows = _rows(transitions, recipe.fit_rows)
-    moved = rows.moved / spread
-    size = jnp.sqrt(jnp.sum(moved**2, axis=0) / jnp.maximum(jnp.sum(rows.mask), 1))
-    moved = moved / jnp.where(size > 1e-9, size, 1.0)
-    distances = squared_distances(rows.obs, rows.obs, spread**-2.0)
-    coupled = agree(rows.action, rows.action, recipe.fit_coupling)
+    etas = jnp.asarray(recipe.etas, spread.dtype)
 
-    def score(eta: Array) -> Array:
-        fitted = regression.factor(coupled * jnp.exp(-eta * distances), recipe.fit_noise, rows.mask)
-        # A width whose evidence is not a number is never taken.
-        evidence = regression.log_evidence(fitted, moved)
-        return jnp.where(jnp.isfinite(evidence), evidence, -jnp.inf)
+    def scores(rows: _Rows) -> Array:
+        moved = rows.moved / spread
+        size = jnp.sqrt(jnp.sum(moved**2, axis=0) / jnp.maximum(jnp.sum(rows.mask), 1))
+        moved = moved / jnp.where(size > 1e-9, size, 1.0)
+        distances = squared_distances(rows.obs, rows.obs, spread**-2.0)
+        coupled = agree(rows.action, rows.action, recipe.fit_coupling)
 
-    etas = jnp.asarray(recipe.etas, moved.dtype)
-    return etas[jnp.argmax(lax.map(score, etas))] / spread**2
+        def score(eta: Array) -> Array:
+            gram = coupled * jnp.exp(-eta * distances)
+            fitted = regression.factor(gram, recipe.fit_noise, rows.mask)
+            return regression.log_evidence(fitted, moved)
+
+        return lax.map(score, etas)
+
+    evidence = _on_rows(recipe, transitions, scores)
+    # A width whose evidence is not a number is never taken.
+    best = jnp.argmax(jnp.where(jnp.isfinite(evidence), evidence, -jnp.inf))
+    return etas[best] / spread**2
 
 
 def displacements(recipe: Recipe, transitions: Transitions, weights: Array) -> Array:
     """d `[A, l]`: the steps are a Gaussian process in the state plus a vector for each action; the vectors, less their mean."""
-    rows = _rows(transitions, recipe.fit_rows)
-    taken = jnp.where(rows.mask[:, None], jax.nn.one_hot(rows.action, transitions.num_actions, dtype=weights.dtype), 0.0)
-    gram = jnp.exp(-squared_distances(rows.obs, rows.obs, weights)) + dot(taken, taken.T)
-    fitted = regression.factor(gram, recipe.fit_noise, rows.mask)
-    effect = dot(taken.T, regression.solve(fitted, rows.moved))
-    was_taken = jnp.any(taken > 0, axis=0)[:, None]
-    centred = effect - jnp.sum(effect, axis=0) / jnp.maximum(jnp.sum(was_taken), 1)
-    return jnp.where(was_taken, recipe.displaced * centred, 0.0)
+
+    def fit(rows: _Rows) -> Array:
+        taken = rows.action[:, None] == jnp.arange(transitions.num_actions)
+        taken = (taken & rows.mask[:, None]).astype(weights.dtype)
+        gram = jnp.exp(-squared_distances(rows.obs, rows.obs, weights)) + dot(taken, taken.T)
+        fitted = regression.factor(gram, recipe.fit_noise, rows.mask)
+        effect = dot(taken.T, regression.solve(fitted, rows.moved))
+        was_taken = jnp.any(taken > 0, axis=0)[:, None]
+        centred = effect - jnp.sum(effect, axis=0) / jnp.maximum(jnp.sum(was_taken), 1)
+        return jnp.where(was_taken, recipe.displaced * centred, 0.0)
+
+    return _on_rows(recipe, transitions, fit)
 
 
 def initial_scales(recipe: Recipe, obs_dim: int, num_actions: int) -> Scales:
     """The scales before the first fit."""
     weights = jnp.full(obs_dim, recipe.start_width, jnp.zeros(()).dtype)
-    return Scales(weights, jnp.zeros((num_actions, obs_dim)), jnp.int32(0))
-
-
-def fit_scales(recipe: Recipe, transitions: Transitions) -> Scales:
-    """Widths and displacements from all transitions."""
-    return with_displacements(recipe, transitions, fit_weights(recipe, transitions), transitions.count)
-
-
-def with_displacements(recipe: Recipe, transitions: Transitions, weights: Array, fitted_at: Array) -> Scales:
-    """Given widths, and displacements from all transitions."""
-    return Scales(weights, displacements(recipe, transitions, weights), fitted_at)
+    return Scales(weights, jnp.zeros((num_actions, obs_dim)))
