@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.errors import describe
+from kqljax._checks import describe
 
 StrPath = str | os.PathLike[str]
 FORMAT, VERSION = "kqljax", 1

@@ -25,9 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.checks import require
-from kqljax.errors import describe, first_bad, is_known
-from kqljax.pytrees import register
+from kqljax._arrays import register
+from kqljax._checks import describe, first_bad, is_known, require
 
 Array = jax.Array
 

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kqljax.arrays import dot
+from kqljax._arrays import dot
 
 Array = jax.Array
 

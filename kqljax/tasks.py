@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kqljax._arrays import register
+from kqljax._checks import describe, is_known
 from kqljax.config import KQLConfig
-from kqljax.errors import describe, is_known
 from kqljax.kernels import RBF, Kernel
-from kqljax.pytrees import register
 
 Array = jax.Array
 

@@ -26,7 +26,7 @@ from cases import (
 
 import kqljax
 from kqljax import features, kql_init, kql_predict, kql_step
-from kqljax.arrays import in_dtype
+from kqljax._arrays import in_dtype
 
 STEPS = 24
 
@@ -317,7 +317,10 @@ MADE_ON_THE_LEFT = {
         "float64",
     ),
     "taylor of a low order": (lambda: features.taylor(NARROW, 1, 2, order=12), "float32"),
-    "fourier of matern": (lambda: features.fourier(kqljax.Matern32(length_scale=0.15), 1, 2), "float64"),
+    "fourier of matern": (
+        lambda: features.fourier(kqljax.Matern32(length_scale=0.15), 1, 2),
+        "float64",
+    ),
 }
 
 

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from kqljax import io
+from kqljax._checks import describe, whole_number
 from kqljax.agent import beliefs, episodes
 from kqljax.agent.beliefs import Beliefs, Fitted
 from kqljax.agent.by_rounds import Rounds
@@ -21,9 +22,7 @@ from kqljax.agent.history import SIZE, History, Memory
 from kqljax.agent.loops import Loop, Steps
 from kqljax.agent.scaling import Ranges, check_end_value, check_obs_bounds, check_reward_range
 from kqljax.agent.spaces import open_env, preset_of, read_actions, read_observations
-from kqljax.checks import whole_number
 from kqljax.config import KQLConfig
-from kqljax.errors import describe
 from kqljax.kernels import RBF, Kernel
 from kqljax.rounds import DEFAULT, Recipe
 

@@ -27,12 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kqljax.arrays import dot, few_columns, in_dtype, pad
-from kqljax.checks import X64_REMEDY
+from kqljax._arrays import dot, few_columns, in_dtype, pad, register
+from kqljax._checks import X64_REMEDY, is_known
 from kqljax.engines.base import Sizes, Work, diagonal, pad_actions, put, put_slice, shared
-from kqljax.errors import is_known
 from kqljax.kernels import Kernel, Pair, every_action, num_terms
-from kqljax.pytrees import register
 from kqljax.state import Prediction, Transition
 
 Array = jax.Array

@@ -26,12 +26,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kqljax.arrays import dot, in_dtype, pad
+from kqljax._arrays import dot, in_dtype, pad, register
+from kqljax._checks import describe
 from kqljax.engines.base import Sizes, Work, diagonal, pad_actions, put, shared
-from kqljax.errors import describe
 from kqljax.features import FeatureMap
 from kqljax.kernels import Kernel
-from kqljax.pytrees import register
 from kqljax.state import Prediction, Transition
 
 Array = jax.Array

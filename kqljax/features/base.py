@@ -13,11 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.arrays import dot, in_dtype
-from kqljax.checks import require
-from kqljax.errors import is_known
+from kqljax._arrays import dot, in_dtype, register
+from kqljax._checks import is_known, require
 from kqljax.kernels import Kernel, Pair, check_shapes, every_action, shapes
-from kqljax.pytrees import register
 
 Array = jax.Array
 

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.arrays import dot
-from kqljax.checks import whole_number
-from kqljax.errors import is_known
+from kqljax._arrays import dot
+from kqljax._checks import is_known, whole_number
 from kqljax.features import base
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, check_shapes
 

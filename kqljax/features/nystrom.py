@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from kqljax.arrays import dot
-from kqljax.checks import X64_REMEDY
-from kqljax.errors import describe, is_known
+from kqljax._arrays import dot
+from kqljax._checks import X64_REMEDY, describe, is_known
 from kqljax.features import base
 from kqljax.kernels import Kernel, Pair
 
