@@ -55,8 +55,8 @@ def require_float64() -> None:
         raise ValueError(
             "learning in rounds factors Gram matrices that float32 cannot factor (their smallest "
             "eigenvalues are 1e-7 of the "
-            'largest). Call jax.config.update("jax_enable_x64", True) when the program begins. Acting needs no float64: '
-            "policy.astype(jnp.float32)."
+            'largest). Call jax.config.update("jax_enable_x64", True) when the program begins. '
+            "Acting needs no float64: policy.astype(jnp.float32)."
         )
 
 
@@ -86,8 +86,8 @@ def fit(key: Array | None, recipe: Recipe, transitions: Transitions) -> Fit:
       >>> obs = rng.uniform(-1.0, 1.0, (20, 1))
       >>> action = rng.integers(0, 2, 20)
       >>> data = rounds.Transitions.of(
-      ...     obs, action, reward=(obs[:, 0] > 0.5), next_obs=np.clip(obs + 0.2 * (2 * action[:, None] - 1), -1, 1),
-      ...     terminated=np.zeros(20, bool), num_actions=2,
+      ...     obs, action, reward=(obs[:, 0] > 0.5), terminated=np.zeros(20, bool), num_actions=2,
+      ...     next_obs=np.clip(obs + 0.2 * (2 * action[:, None] - 1), -1, 1),
       ... )
       >>> found = jax.jit(rounds.fit)(None, rounds.DEFAULT, data)
       >>> action, _ = found.policy.act(None, (), jnp.array([0.0]))

@@ -54,7 +54,8 @@ class Policy:
     Examples:
       >>> from kqljax import rounds
       >>> task = kqljax.make_task("MountainCar-v0")
-      >>> policy = jax.jit(lambda key: kqljax.train(key, task, rounds.DEFAULT, 40).policy)(jax.random.key(0))
+      >>> train = jax.jit(lambda key: kqljax.train(key, task, rounds.DEFAULT, 40).policy)
+      >>> policy = train(jax.random.key(0))
       >>> memory = policy.begin(jax.random.key(1))
       >>> action, memory = policy.act(jax.random.key(2), memory, jnp.array([0.0, 0.1]))
       >>> action.shape, policy.values(jnp.array([0.0, 0.1])).mean.shape

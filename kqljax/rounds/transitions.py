@@ -198,15 +198,20 @@ class Transitions:
         if not is_known(self):
             return
         stored = np.asarray(self.is_stored)
-        checks = (
-            ("obs", self.obs, np.isfinite, "a finite number. Leave out broken rows."),
-            ("next_obs", self.next_obs, np.isfinite, "a finite number. Leave out broken rows."),
-            ("reward", self.reward, lambda x: (x >= 0) & (x <= 1), "in [0, 1]: (r - lowest) / (highest - lowest)."),
-            ("action", self.action, lambda x: (x >= 0) & (x < self.num_actions), f"in 0..{self.num_actions - 1}."),
-            ("discount", self.discount, lambda x: (x >= 0) & (x <= 1), "in [0, 1]: 0 where the task ended, else 1."),
-        )  # fmt: skip
-        for name, values, is_good, remedy in checks:
-            values = np.asarray(values)[stored]
+        finite = np.isfinite, "a finite number. Leave out broken rows."
+        checks: tuple[tuple[str, Any, Any], ...] = (
+            ("obs", *finite),
+            ("next_obs", *finite),
+            ("reward", _is_share, "in [0, 1]: (r - lowest) / (highest - lowest)."),
+            ("discount", _is_share, "in [0, 1]: 0 where the task ended, else 1."),
+            (
+                "action",
+                lambda x: (x >= 0) & (x < self.num_actions),
+                f"in 0..{self.num_actions - 1}.",
+            ),
+        )
+        for name, is_good, remedy in checks:
+            values = np.asarray(getattr(self, name))[stored]
             good = is_good(values)
             if not np.all(good):
                 raise ValueError(
@@ -232,3 +237,7 @@ class Transitions:
         names = ("obs", "action", "reward", "next_obs", "discount", "is_first", "is_last")
         grown: dict[str, Any] = {name: grow(getattr(self, name)) for name in names}
         return dataclasses.replace(self, **grown)
+
+
+def _is_share(x: np.ndarray) -> np.ndarray:
+    return (x >= 0) & (x <= 1)
