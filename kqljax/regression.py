@@ -268,7 +268,6 @@ def span(
     dtype = jnp.result_type(tolerance, jnp.zeros(()))
     limit = most // block if most_blocks is None else jnp.minimum(most_blocks, most // block)
     is_stored, in_use = rows.is_stored(rows.blocks), rows.in_use
-    identity = jnp.eye(block, dtype=dtype)
 
     def at(*start: Any) -> tuple[Array, ...]:
         return tuple(jnp.asarray(each, jnp.int32) for each in start)
@@ -300,7 +299,7 @@ def span(
         gram = between(index) - dot(at_pivots, at_pivots.T)
         gram = jnp.where(is_new[:, None] & is_new, gram, 0.0)
         lower = cholesky(gram + jnp.diag(jnp.where(is_new, jitter, 1.0).astype(dtype)))
-        inverse = solve_lower(lower, identity)
+        inverse = solve_lower(lower, jnp.eye(block, dtype=dtype))
 
         def one_row_block(r: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             features, residual = carry
@@ -330,9 +329,9 @@ def span(
         return (found.blocks < limit) & (largest(jnp.max(left(found))) > tolerance)
 
     start = empty_span(rows, most, dtype)
-    start = start._replace(residual=jnp.full_like(start.residual, prior))
-    if work is not None:
-        start = start._replace(features=work)
+    features = start.features if work is None else work
+    residual = jnp.full_like(start.residual, prior)
+    start = start._replace(features=features, residual=residual)
     return lax.while_loop(is_going, one_block, start)
 
 

@@ -166,8 +166,7 @@ class Task:
         return all(getattr(each, "__module__", "") == ours for each in methods)
 
     def _raw_action(self, action: Array) -> Array:
-        values = self.actions
-        return action if values is None else jnp.asarray(values, jnp.zeros(()).dtype)[action]
+        return action if self.actions is None else jnp.asarray(self.actions, float)[action]
 
     def _stable(self, key: Array, env_state: Any) -> Any:
         """The state with the dtypes that a step gives it, so that a scan can carry it."""
@@ -176,9 +175,7 @@ class Task:
         _, after, *_ = jax.eval_shape(step, key, env_state, action)
         return jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), env_state, after)
 
-    def config(
-        self, kernel: Kernel | None = None, horizon: int = 1000, **overrides: Any
-    ) -> KQLConfig:
+    def config(self, kernel: Kernel | None = None, horizon: int = 1000, **rest: Any) -> KQLConfig:
         """A config for this task, by default with the paper's RBF kernel.
 
         After the end the environment pays raw reward 0 for ever, so the terminal value is that
@@ -190,7 +187,7 @@ class Task:
           (RBF(eta=0.02), 3, 20.0)
         """
         kernel = RBF(eta=self.eta) if kernel is None else kernel
-        if "terminal_value" not in overrides:
+        if "terminal_value" not in rest:
             unit = (0.0 - self.reward_low) / (self.reward_high - self.reward_low)
             if is_known(unit) and not 0 <= unit <= 1:
                 raise ValueError(
@@ -198,8 +195,8 @@ class Task:
                     "end that pays 0 for ever has no place in them: give terminal_value=, in "
                     "[0, 1 / (1 - gamma)]."
                 )
-            overrides["terminal_value"] = unit / (1.0 - overrides.get("gamma", KQLConfig.gamma))
-        return KQLConfig(kernel=kernel, num_actions=self.num_actions, horizon=horizon, **overrides)
+            rest["terminal_value"] = unit / (1.0 - rest.get("gamma", KQLConfig.gamma))
+        return KQLConfig(kernel=kernel, num_actions=self.num_actions, horizon=horizon, **rest)
 
     @classmethod
     def wrap(
@@ -222,7 +219,7 @@ class Task:
             values and `info["final_observation"]`), and gymnax's spaces.
           params: its parameters, by default `env.default_params`.
           reward_range: raw rewards that become 0 and 1.
-          obs_bounds: low `[l]` and high `[l]`, by default the bounds of the observation space.
+          obs_bounds: low and high `[l]`, by default those of the observation space.
           actions: values for each action index; needed for a Box of actions.
           max_steps: episode length, by default `params.max_steps_in_episode`, which it replaces; an
             environment without that parameter must keep the limit itself.
@@ -240,10 +237,8 @@ class Task:
         low, high = _bounds(name, env, params, obs_bounds)
         space = env.action_space(params)
         if actions is None and not hasattr(space, "n"):
-            raise ValueError(
-                f"{name} has continuous actions: give actions=, the values to choose from, for "
-                "example actions=(-2.0, 0.0, 2.0)."
-            )
+            remedy = "give actions=, values to choose from, for example actions=(-2.0, 0.0, 2.0)."
+            raise ValueError(f"{name} has continuous actions: {remedy}")
         worst, best = (float(end) for end in reward_range)
         if not -math.inf < worst < best < math.inf:
             raise ValueError(f"reward_range must be finite, lowest < highest, got {reward_range}.")
@@ -252,9 +247,7 @@ class Task:
             params = params if steps is None else params.replace(max_steps_in_episode=max_steps)
             steps = max_steps
         if steps is None:
-            raise ValueError(
-                f"{name} has no max_steps_in_episode: give max_steps=, the length of an episode."
-            )
+            raise ValueError(f"{name} has no max_steps_in_episode: give max_steps= of an episode.")
         return cls(
             name=name,
             env=env,
@@ -271,16 +264,13 @@ class Task:
         )
 
 
-def _bounds(
-    name: str, env: Any, params: Any, given: tuple[Any, Any] | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _bounds(name: str, env: Any, params: Any, given: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high `[l]` of an observation."""
     source = "obs_bounds"
     if given is None:
         space, source = env.observation_space(params), f"the observation space of {name}"
         if not hasattr(space, "low"):
-            raise ValueError(
-                f"{source} is {describe(space)}, not a box: give obs_bounds=(low, high)."
-            )
+            raise ValueError(f"{source} is no box, {describe(space)}: give obs_bounds=(low, high).")
         given = np.broadcast_to(space.low, space.shape), np.broadcast_to(space.high, space.shape)
     low, high = (np.asarray(end, np.float64) for end in given)
     if low.ndim != 1 or low.shape != high.shape:

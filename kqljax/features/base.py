@@ -138,10 +138,9 @@ def kernel_error(features: FeatureMap, states: np.ndarray) -> float:
 
 
 class ProductMap(FeatureMap):
-    """A map of a kernel that is a state part times an action part.
+    """A map of a state part times an action part. The root's rows are orthogonal.
 
-    Attributes:
-      shares: `[A, m]` what each feature, squared, adds to k(x, x); the root's rows are orthogonal.
+    `shares` `[A, m]` is what each feature, squared, adds to k(x, x).
     """
 
     shares: Any

@@ -37,8 +37,8 @@ class NystromMap(base.ProductMap, static=("needs_float64",)):
     needs_float64: bool
 
     def psi(self, obs: Array) -> Array:
-        against = functools.partial(_state_part, self.kernel, num_actions=self.num_actions)
-        vector = jax.vmap(against, (None, 0))(obs, jnp.asarray(self.points, obs.dtype))
+        part = functools.partial(_state_part, self.kernel, obs, num_actions=self.num_actions)
+        vector = jax.vmap(part)(jnp.asarray(self.points, obs.dtype))
         return dot(vector, jnp.asarray(self.whitener, obs.dtype))
 
     def check(
