@@ -522,3 +522,12 @@ def test_a_step_says_what_the_features_leave_out():
     left = 1 - cross.T @ np.linalg.solve(oracle.rbf(RBF.eta)(made.points, made.points, 2), cross)
     assert errors[1] == pytest.approx(left.item(), rel=1e-3)
     assert float(step(config(), kql_init(config(), 2), outside)[1].feature_error) == 0
+
+
+def test_float64_on_a_tpu_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(
+        ValueError, match=r"no float64.*dtype=jnp.float32 with engine=kqljax.Weights"
+    ):
+        kql_init(config("exact"), 2)
+    assert kql_init(config("taylor"), 2, jnp.float32).reward.dtype == jnp.float32

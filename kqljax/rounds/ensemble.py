@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import HIGHEST, dot
+from kqljax._arrays import dot, few_columns
 from kqljax.rounds.backups import back_up, rewards_of
 from kqljax.rounds.pairs import stored_pairs
 from kqljax.rounds.recipe import Recipe
@@ -25,10 +25,17 @@ BLOCK = 64
 class Ensemble(NamedTuple):
     """Values of several kernel widths on common centres.
 
+    With s an observation, d the displacement by an action, c a centre and distances in widths,
+
+        exp(-|s + d - c|^2) = exp(-|s - c|^2) exp(-2 d s) exp(2 d c - |d|^2).
+
+    The last factor is part of the weights. So a kernel is computed for every s and c, not for every
+    action too.
+
     Attributes:
       place: `[m, l]` centres.
-      coupling: `[A, m]` 1 where an action is the centre's, less elsewhere, 0 where a centre is not used.
-      weights: `[M, m]` of each member, the widest first.
+      weights: `[M, A, m]` of each member, the widest first, times the last factor and the coupling
+        of an action with the centre's.
       scale: `[l]` inverse squared widths of the widest member.
       displacement: `[A, l]`.
       blocks: `[]` int32, blocks of centres in use.
@@ -36,7 +43,6 @@ class Ensemble(NamedTuple):
     """
 
     place: Array
-    coupling: Array
     weights: Array
     scale: Array
     displacement: Array
@@ -45,7 +51,9 @@ class Ensemble(NamedTuple):
 
 
 class Centres(NamedTuple):
-    """Attributes: `pivot` `[m]` int32, stored pairs; `is_used` `[m]` bool; `blocks` `[]` int32 in use."""
+    """Attributes: `pivot` `[m]` int32, stored pairs; `is_used` `[m]` bool; `blocks` `[]` int32 in
+    use.
+    """
 
     pivot: Array
     is_used: Array
@@ -70,14 +78,17 @@ class EnsembleFit(NamedTuple):
     is_finite: Array
 
 
-def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_blocks: Any = None) -> EnsembleFit:
+def fit_ensemble(
+    recipe: Recipe, transitions: Transitions, scales: Scales, most_blocks: Any = None
+) -> EnsembleFit:
     """Fits every member to all transitions, each with backups of its own.
 
-    How a regression extrapolates is mostly a matter of its width, which the transitions leave open. Where the data decide, the
-    members agree; elsewhere their mistakes differ and average out.
+    How a regression extrapolates is mostly a matter of its width, which the transitions leave open.
+    Where the data decide, the members agree; elsewhere their mistakes differ and average out.
 
     Args:
-      most_blocks: `[]` int32, fewer blocks of centres than the recipe has; where a quick fit is enough.
+      most_blocks: `[]` int32, fewer blocks of centres than the recipe has; where a quick fit is
+        enough.
     """
     pairs = stored_pairs(transitions, scales.displacement)
     rows = pairs.rows
@@ -110,7 +121,9 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
         def solve(row_blocks: int, column_blocks: int) -> tuple[Array, Array, Array]:
             width = column_blocks * block
             features, successors = regression.dense(found, rows, row_blocks, width)
-            operator = regression.ridge_on_features(features, recipe.finish_ridge).operator(features)
+            operator = regression.ridge_on_features(features, recipe.finish_ridge).operator(
+                features
+            )
             part = rewards.first(row_blocks * rows.size)
             done = back_up(
                 operator,
@@ -144,14 +157,19 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
     (chosen, _, _), (weights, value, count) = lax.scan(member, start, scaled)
     back = jnp.argsort(jnp.asarray(order))
     used = UsedFirst.of(chosen.is_used, block)
-    place, action = (each[chosen.pivot[used.order]] for each in (pairs.stored_place, pairs.stored_action))
+    place, action = (
+        each[chosen.pivot[used.order]] for each in (pairs.stored_place, pairs.stored_action)
+    )
     coupling = agree(jnp.arange(transitions.num_actions), action, recipe.finish_coupling)
+    coupling = coupling.astype(dtype) * chosen.is_used[used.order]
+    moved = scales.displacement
+    factor = 2 * dot(moved * widest, place.T) - jnp.sum(widest * moved**2, axis=1)[:, None]
+    factor = jnp.exp(jnp.asarray(scales_of, dtype)[:, None, None] * factor)
     ensemble = Ensemble(
         place=place,
-        coupling=coupling.astype(dtype) * chosen.is_used[used.order],
-        weights=weights[back][:, used.order],
+        weights=weights[back][:, None, used.order] * coupling * factor,
         scale=widest,
-        displacement=scales.displacement,
+        displacement=moved,
         blocks=used.blocks,
         cap=jnp.asarray(cap, dtype),
     )
@@ -180,32 +198,31 @@ def _sizes(rows: int, columns: int) -> tuple[tuple[int, int], ...]:
 
     A fit in the middle of a run takes one block of centres and is as short as its rows are few.
     """
-    quick = [(each, 1) for each in regression.shares(rows)]
+    quick = [(each, 1) for each in regression.shares(rows)[-3:]]
     return tuple(dict.fromkeys((*quick, (rows, -(-columns // 2)), (rows, columns))))
 
 
 def member_values(recipe: Recipe, ensemble: Ensemble, obs: Array) -> Array:
     """Clipped values `[M, n, A]` at `obs` `[n, l]`."""
-    num_actions, most = ensemble.coupling.shape
-    count = obs.shape[0]
+    most = ensemble.place.shape[0]
     block = min(BLOCK, most)
-    place = (obs[None] + ensemble.displacement[:, None]).reshape(num_actions * count, -1)
 
     def add(k: Array, total: Array) -> Array:
-        def part(array: Array, axis: int) -> Array:
-            return lax.dynamic_slice_in_dim(array, k * block, block, axis)
-
-        kernel = jnp.exp(-squared_distances(place, part(ensemble.place, 0), ensemble.scale))
-        kernel = kernel.reshape(num_actions, count, block)
-        coupling, weights = part(ensemble.coupling, 1), part(ensemble.weights, 1)
+        place = lax.dynamic_slice_in_dim(ensemble.place, k * block, block, 0)
+        weights = lax.dynamic_slice_in_dim(ensemble.weights, k * block, block, 2)
+        kernel = jnp.exp(-squared_distances(obs, place, ensemble.scale))
         values = []
         for i in range(recipe.members):
             kernel = lax.integer_pow(jnp.maximum(kernel, 1e-12), recipe.ratio) if i else kernel
-            # The barrier writes the kernel down. Without it XLA computes every member's from exp on.
+            # The barrier writes the kernel down. Without it XLA computes every member's from exp
+            # on.
             kernel = lax.optimization_barrier(kernel)
-            values.append(jnp.einsum("anm,am->na", kernel, coupling * weights[i], precision=HIGHEST))
+            values.append(few_columns(kernel, weights[i].T))
         return total + jnp.stack(values)
 
-    start = jnp.zeros((recipe.members, count, num_actions), ensemble.weights.dtype)
-    total = lax.fori_loop(0, regression.largest(ensemble.blocks), add, start)
-    return jnp.clip(total, 0.0, ensemble.cap)
+    blocks = regression.largest(ensemble.blocks)
+    start = jnp.zeros((recipe.members, obs.shape[0], ensemble.weights.shape[1]), obs.dtype)
+    total = lax.fori_loop(0, blocks, add, start)
+    exponent = -2 * dot(obs, (ensemble.displacement * ensemble.scale).T)
+    factor = [jnp.exp(float(recipe.ratio) ** i * exponent) for i in range(recipe.members)]
+    return jnp.clip(total * jnp.stack(factor), 0.0, ensemble.cap)

@@ -11,11 +11,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import dot
+from kqljax._arrays import dot
 from kqljax.rounds.recipe import Recipe
 from kqljax.rounds.transitions import Transitions
 
 Array = jax.Array
+
+FEW_ROWS = 128
+"""As long as there are no more transitions, fits of the scales have room for no more."""
 
 
 class Scales(NamedTuple):
@@ -23,13 +26,12 @@ class Scales(NamedTuple):
 
     Attributes:
       weights: `[l]` w, the inverse squared width of each coordinate.
-      displacement: `[A, l]` d_a, the mean displacement by each action; 0 for actions that were not taken.
-      fitted_at: `[]` int32, transitions at the last fit of `weights`; 0 before the first.
+      displacement: `[A, l]` d_a, the mean displacement by each action; 0 for actions that were not
+        taken.
     """
 
     weights: Array
     displacement: Array
-    fitted_at: Array
 
 
 def squared_distances(x: Array, y: Array, weights: Any) -> Array:
@@ -50,7 +52,9 @@ def agree(action: Array, other: Array, coupling: Any) -> Array:
 
 
 class _Rows(NamedTuple):
-    """Rows that did not end an episode, R of them spread evenly: `[R, l]`, `[R]`, centred `[R, l]`, `[R]` bool."""
+    """Rows that did not end an episode, R of them spread evenly: `[R, l]`, `[R]`, centred `[R, l]`,
+    `[R]` bool.
+    """
 
     obs: Array
     action: Array
@@ -61,9 +65,9 @@ class _Rows(NamedTuple):
 def _on_rows(recipe: Recipe, transitions: Transitions, fit: Callable[[_Rows], Array]) -> Array:
     """fit(rows) of the transitions, on few rows as long as there are few: they are factored."""
     most = min(transitions.capacity, recipe.fit_rows)
-    sizes = tuple((each,) for each in (128, 256) if each < most)
+    sizes = tuple((size,) for size in sorted({min(FEW_ROWS, most), most}))
     count = (regression.largest(transitions.count),)
-    return regression.at_size(count, (*sizes, (most,)), lambda size: fit(_rows(transitions, size)))
+    return regression.at_size(count, sizes, lambda size: fit(_rows(transitions, size)))
 
 
 def _rows(transitions: Transitions, size: int) -> _Rows:
@@ -78,7 +82,9 @@ def _rows(transitions: Transitions, size: int) -> _Rows:
 
 
 def spreads(transitions: Transitions, least: Any) -> Array:
-    """`[l]` how far coordinates spread: sqrt(deviation * half range), at least `least`; 1 where one never moved."""
+    """`[l]` how far coordinates spread: sqrt(deviation * half range), at least `least`; 1 where one
+    never moved.
+    """
     mask = transitions.is_stored[:, None]
     count = jnp.maximum(transitions.count, 1)
     obs = transitions.obs
@@ -93,8 +99,9 @@ def spreads(transitions: Transitions, least: Any) -> Array:
 def fit_weights(recipe: Recipe, transitions: Transitions) -> Array:
     """w `[l]` = eta / spread^2, with the eta that makes the steps s' - s most likely.
 
-    They are modelled as a Gaussian process of the pair, in units of the spreads and each scaled to size 1. How fast steps
-    change from state to state is evidence on the kernel that needs no estimate of values.
+    They are modelled as a Gaussian process of the pair, in units of the spreads and each scaled to
+    size 1. How fast steps change from state to state is evidence on the kernel that needs no
+    estimate of values.
     """
     spread = spreads(transitions, recipe.least_spread)
     etas = jnp.asarray(recipe.etas, spread.dtype)
@@ -120,7 +127,9 @@ def fit_weights(recipe: Recipe, transitions: Transitions) -> Array:
 
 
 def displacements(recipe: Recipe, transitions: Transitions, weights: Array) -> Array:
-    """d `[A, l]`: the steps are a Gaussian process in the state plus a vector for each action; the vectors, less their mean."""
+    """d `[A, l]`: the steps are a Gaussian process in the state plus a vector for each action; the
+    vectors, less their mean.
+    """
 
     def fit(rows: _Rows) -> Array:
         taken = rows.action[:, None] == jnp.arange(transitions.num_actions)
@@ -138,14 +147,4 @@ def displacements(recipe: Recipe, transitions: Transitions, weights: Array) -> A
 def initial_scales(recipe: Recipe, obs_dim: int, num_actions: int) -> Scales:
     """The scales before the first fit."""
     weights = jnp.full(obs_dim, recipe.start_width, jnp.zeros(()).dtype)
-    return Scales(weights, jnp.zeros((num_actions, obs_dim)), jnp.int32(0))
-
-
-def fit_scales(recipe: Recipe, transitions: Transitions) -> Scales:
-    """Widths and displacements from all transitions."""
-    return with_displacements(recipe, transitions, fit_weights(recipe, transitions), transitions.count)
-
-
-def with_displacements(recipe: Recipe, transitions: Transitions, weights: Array, fitted_at: Array) -> Scales:
-    """Given widths, and displacements from all transitions."""
-    return Scales(weights, displacements(recipe, transitions, weights), fitted_at)
+    return Scales(weights, jnp.zeros((num_actions, obs_dim)))
