@@ -3,12 +3,14 @@
     make compiled                          # in a virtual environment of its own; writes results/compiled.json
     python benchmarks/compiled.py --smoke  # the TPU programs at a small size, for the tests
 
-XLA compiles for a device that is only described. Nothing runs and no time is measured. What is counted:
-kernels launched in one turn of the training loop, environment and random numbers included (a launch costs
-some 2 to 4 microseconds, however few seeds run); copies of arrays that grow with the capacity; loops over
-seeds; bytes that one step moves through the device's memory, over those of the state.
+XLA compiles for a device that is only described. Nothing runs and no time is measured. What is
+counted: kernels launched in one turn of the training loop, environment and random numbers included
+(a launch costs some 2 to 4 microseconds, however few seeds run); copies of arrays that grow with
+the capacity; loops over seeds; bytes that one step moves through the device's memory, over those of
+the state.
 
-An A100 needs the packages jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12, a TPU libtpu.
+An A100 needs the packages jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12, a TPU
+libtpu.
 """
 
 from __future__ import annotations
@@ -32,7 +34,19 @@ NO_KERNEL = {
     "parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "opt-barrier", "copy-done",
     "async-done",
 }  # fmt: skip
-BYTES = {"f64": 8, "s64": 8, "u64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "pred": 1, "u8": 1, "s8": 1}
+BYTES = {
+    "f64": 8,
+    "s64": 8,
+    "u64": 8,
+    "f32": 4,
+    "s32": 4,
+    "u32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "pred": 1,
+    "u8": 1,
+    "s8": 1,
+}
 
 
 class Instruction(NamedTuple):
@@ -90,7 +104,9 @@ class Program:
         return found
 
     def moved(self) -> int:
-        """Bytes of the entry's operands and results in the device's memory; a row that is written in place counts once."""
+        """Bytes of the entry's operands and results in the device's memory; a row that is written
+        in place counts once.
+        """
         types = {each.name: each.type for each in self.computations[self.entry]}
 
         def outside(of_type: str) -> int:  # S(1) and above are memories inside of the chip
@@ -101,7 +117,9 @@ class Program:
             operands = re.findall(r"%([\w.\-]+)", each.rest.split("), ")[0])
             read = [outside(types[name]) for name in operands if name in types]
             if each.operation == "copy-start":
-                total += sum(outside(part) for part in re.findall(r"\w+\[[\d,]*\]\{[^}]*\}", each.type)[:2])
+                total += sum(
+                    outside(part) for part in re.findall(r"\w+\[[\d,]*\]\{[^}]*\}", each.type)[:2]
+                )
             elif "dynamic-update-slice" in each.name or each.operation == "dynamic-update-slice":
                 total += sum(read) - max(read, default=0)
             else:
@@ -136,11 +154,13 @@ def size_of(of_type: str) -> int:
     return total
 
 
-# Programs --------------------------------------------------------------------------------------------------------
+# Programs -----------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
-    """A program: `engine` "exact" or "weights", in a precision, with seeds side by side; of a run or of one step."""
+    """A program: `engine` "exact" or "weights", in a precision, with seeds side by side; of a run
+    or of one step.
+    """
 
     engine: str
     dtype: str
@@ -192,7 +212,9 @@ def measure(target: str, case: Case, capacity: int) -> dict[str, Any]:
     task, kernel = kqljax.make_task("MountainCar-v0"), kqljax.RBF(eta=0.02)
     engine: Any = kqljax.Exact()
     if case.engine == "weights":
-        engine = kqljax.Weights(kqljax.features.taylor(kernel, task.obs_dim, task.num_actions, 1e-6))
+        engine = kqljax.Weights(
+            kqljax.features.taylor(kernel, task.obs_dim, task.num_actions, 1e-6)
+        )
     # The exact engine in float32 takes no smaller lam.
     lam = 0.004 if (case.engine, case.dtype) == ("exact", "float32") else None
     cfg = task.config(kernel, horizon=capacity, engine=engine, lam=lam)
@@ -205,14 +227,18 @@ def measure(target: str, case: Case, capacity: int) -> dict[str, Any]:
         return jax.tree.map(leaf, tree)
 
     state = jax.eval_shape(lambda: kqljax.kql_init(cfg, task.obs_dim, dtype))
-    state_bytes = case.seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    state_bytes = case.seeds * sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
+    )
     start = time.perf_counter()
     if case.what == "train":
 
         def run(cfg: Any, keys: Any) -> Any:
             def one(key: Any) -> Any:
                 learner = EveryStep(cfg, case.stages)
-                found = kqljax.train(jax.random.wrap_key_data(key), task, learner, capacity, dtype=dtype)
+                found = kqljax.train(
+                    jax.random.wrap_key_data(key), task, learner, capacity, dtype=dtype
+                )
                 return found.state, found.log
 
             return jax.vmap(one)(keys)
@@ -237,18 +263,26 @@ def measure(target: str, case: Case, capacity: int) -> dict[str, Any]:
     }  # fmt: skip
     if case.what == "train":
         turns = capacity // case.stages
-        bodies = [body for body, count in program.loops() if count == turns] or [body for body, _ in program.loops()]
+        bodies = [body for body, count in program.loops() if count == turns] or [
+            body for body, _ in program.loops()
+        ]
         kernels = [program.kernels(body) for body in bodies]
         row["kernels_a_turn"] = [len(each) for each in kernels]
-        row["by_operation"] = [dict(collections.Counter(k.operation for k in each)) for each in kernels]
+        row["by_operation"] = [
+            dict(collections.Counter(k.operation for k in each)) for each in kernels
+        ]
     else:
         kernels = [program.kernels(program.entry)]
         row["kernels"] = len(kernels[0])
         row["bytes_moved_over_state"] = program.moved() / state_bytes
         row["loops"] = sum(1 for _ in program.loops())
-    large = [k for each in kernels for k in each if k.operation.startswith("copy") and k.bytes >= grows]
+    large = [
+        k for each in kernels for k in each if k.operation.startswith("copy") and k.bytes >= grows
+    ]
     row["large_copies"] = len(large)
-    row["small_copies"] = sum(k.operation.startswith("copy") for each in kernels for k in each) - len(large)
+    row["small_copies"] = sum(
+        k.operation.startswith("copy") for each in kernels for k in each
+    ) - len(large)
     return row
 
 
@@ -256,8 +290,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """What docs/accelerators.md shows, in Markdown."""
     names = {"cuda": "A100", "tpu": "TPU v5e"}
     lines = [
-        "| device | program | kernels in a turn of the loop, or a step | copies of arrays that grow | other copies "
-        "| loops over seeds | bytes moved / state |",
+        "| device | program | kernels in a turn of the loop, or a step | copies of arrays that "
+        "grow | other copies | loops over seeds | bytes moved / state |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -266,8 +300,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         counts = ", ".join(map(str, row.get("kernels_a_turn", [row.get("kernels")])))
         moved = f"{row['bytes_moved_over_state']:.1f}" if "bytes_moved_over_state" in row else ""
         lines.append(
-            f"| {names[row['target']]} | {what}, {row['engine']}, {row['dtype']}, {row['seeds']} seeds{stages} | {counts} "
-            f"| {row['large_copies']} | {row['small_copies']} | {row.get('loops', '')} | {moved} |"
+            f"| {names[row['target']]} | {what}, {row['engine']}, {row['dtype']}, {row['seeds']} "
+            f"seeds{stages} | {counts} | {row['large_copies']} | {row['small_copies']} | "
+            f"{row.get('loops', '')} | {moved} |"
         )
     return "\n".join(lines)
 
@@ -277,12 +312,18 @@ def missing(target: str) -> str | None:
     from importlib.util import find_spec
 
     module = {"cuda": "jax_cuda12_plugin", "tpu": "libtpu"}[target]
-    return None if find_spec(module) else f"{target}: {module} is not installed; `make compiled` installs it"
+    return (
+        None
+        if find_spec(module)
+        else f"{target}: {module} is not installed; `make compiled` installs it"
+    )
 
 
 def environment(target: str, case: Case) -> dict[str, str]:
     """A child process a program: x64 and the platform are settings of a whole process."""
-    found = dict(os.environ, JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1")
+    found = dict(
+        os.environ, JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1"
+    )
     found["JAX_ENABLE_X64"] = "1" if case.dtype == "float64" else "0"
     if target == "cuda":
         # Without a device nothing is tuned, and some float64 products then fail to compile.
@@ -291,11 +332,23 @@ def environment(target: str, case: Case) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="TPU only, capacity 64, nothing written")
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help="devices to compile for")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="TPU only, capacity 64, nothing written"
+    )
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        choices=TARGETS,
+        default=list(TARGETS),
+        help="devices to compile for",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for compiled.json")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # a child: target, case and capacity as JSON
+    parser.add_argument(
+        "--one", help=argparse.SUPPRESS
+    )  # a child: target, case and capacity as JSON
     args = parser.parse_args(argv)
     if args.one:
         target, case, capacity = json.loads(args.one)
@@ -310,18 +363,29 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         for case in CASES[target][1:4:2] if args.smoke else CASES[target]:
             one = json.dumps([target, list(case), capacity])
             child = subprocess.run(
-                [sys.executable, __file__, "--one", one], env=environment(target, case), capture_output=True, text=True
+                [sys.executable, __file__, "--one", one],
+                env=environment(target, case),
+                capture_output=True,
+                text=True,
             )
             if child.returncode:
                 raise SystemExit(f"{target} {case}: {child.stderr[-2000:]}")
             rows.append(json.loads(child.stdout.splitlines()[-1]))
-            print(f"{target} {case.what} {case.engine}: {rows[-1]['compile_seconds']:.0f} s to compile", file=sys.stderr)
+            print(
+                f"{target} {case.what} {case.engine}: {rows[-1]['compile_seconds']:.0f} s to "
+                "compile",
+                file=sys.stderr,
+            )
     print(table(rows))
     if rows and not args.smoke:
         import jax
         import jaxlib
 
-        versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "python": sys.version.split()[0]}
+        versions = {
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "python": sys.version.split()[0],
+        }
         path = args.out / "compiled.json"
         path.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
         print(f"\nwrote {path}")

@@ -31,9 +31,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import dot
+from kqljax._arrays import dot, register
 from kqljax.kernels import RBF, Kernel, Pair
-from kqljax.pytrees import register
 from kqljax.state import Transition
 from kqljax.tasks import Task
 

@@ -1,11 +1,13 @@
-"""What float32 costs both engines: recorded runs of the four tasks, replayed in float32 and compared with float64.
+"""What float32 costs both engines: recorded runs of the four tasks, replayed in float32 and
+compared with float64.
 
     python benchmarks/numerics.py            # about three minutes; writes results/numerics.json
     python benchmarks/numerics.py --page     # the tables of docs/numerics.md from it
     python benchmarks/numerics.py --smoke    # seconds, for the tests
 
-For each task and ridge parameter one run is recorded in float64; its transitions are then replayed through the engine in
-both precisions. Errors are in units of value, whose range is 0 to 1 / (1 - gamma) = 20.
+For each task and ridge parameter one run is recorded in float64; its transitions are then replayed
+through the engine in both precisions. Errors are in units of value, whose range is 0 to 1 / (1 -
+gamma) = 20.
 """
 
 import argparse
@@ -50,7 +52,9 @@ def record(task: kqljax.Task, cfg: KQLConfig) -> kqljax.Transition:
     """The transitions of one run of the exact engine in float64, fields `[T, ...]`."""
     state = jax.jit(lambda key: kqljax.train(key, task, cfg, cfg.horizon).state)(jax.random.key(0))
     post = state.posterior
-    return kqljax.Transition(post.obs.T, post.action, state.reward, post.next_obs.T, state.terminated)
+    return kqljax.Transition(
+        post.obs.T, post.action, state.reward, post.next_obs.T, state.terminated
+    )
 
 
 def compare(task: kqljax.Task, cfg: KQLConfig, transitions: kqljax.Transition) -> dict:
@@ -68,7 +72,14 @@ def compare(task: kqljax.Task, cfg: KQLConfig, transitions: kqljax.Transition) -
     }
 
 
-SHARED = ("error of Q-hat", "of beta * width", "same action", "residual", "finite", "residual in float64")
+SHARED = (
+    "error of Q-hat",
+    "of beta * width",
+    "same action",
+    "residual",
+    "finite",
+    "residual in float64",
+)
 COLUMNS = {
     "exact": ("task", "lam", *SHARED),
     "weights": ("task", "tolerance", "weights D", "float32", *SHARED),
@@ -78,7 +89,9 @@ COLUMNS = {
 def table(document: dict, engine: str) -> str:
     """What docs/numerics.md shows of "exact" or "weights", in Markdown."""
     lines = [f"| {' | '.join(COLUMNS[engine])} |", "|---" * len(COLUMNS[engine]) + "|"]
-    lines += [f"| {' | '.join(cells(row))} |" for row in document["rows"] if row["engine"] == engine]
+    lines += [
+        f"| {' | '.join(cells(row))} |" for row in document["rows"] if row["engine"] == engine
+    ]
     return "\n".join(lines)
 
 
@@ -88,17 +101,32 @@ def cells(row: dict) -> tuple[str, ...]:
 
     own: tuple[str, ...] = (row["task"], f"{row['lam']:.1e}")
     if row["engine"] == "weights":
-        own = (row["task"], f"{row['tolerance']:g}", str(row["weights"]), "taken" if row["is_taken"] else "refused")
+        own = (
+            row["task"],
+            f"{row['tolerance']:g}",
+            str(row["weights"]),
+            "taken" if row["is_taken"] else "refused",
+        )
     found = number("q_hat"), number("bonus"), f"{row['same']:.1%}", number("residual")
     return (*own, *found, "yes" if row["finite"] else "no", number("residual64", 1))
 
 
 def main(argv=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--smoke", action="store_true", help="one task, 60 steps, nothing written")
-    parser.add_argument("--horizon", type=int, default=1000, help="steps of each run (default 1000)")
-    parser.add_argument("--page", action="store_true", help="prints the tables of the results file; measures nothing")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "numerics.json")
+    parser.add_argument(
+        "--horizon", type=int, default=1000, help="steps of each run (default 1000)"
+    )
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="prints the tables of the results file; measures nothing",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "numerics.json"
+    )
     args = parser.parse_args(argv)
     if args.page:
         document = json.loads(args.out.read_text())
@@ -113,7 +141,10 @@ def main(argv=None) -> None:
 
     def add(engine: str, task: kqljax.Task, **fields) -> None:
         # JSON has no NaN.
-        fields = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in fields.items()}
+        fields = {
+            name: None if isinstance(x, float) and math.isnan(x) else x
+            for name, x in fields.items()
+        }
         rows.append({"engine": engine, "task": task.name, **fields})
         print(f"| {' | '.join(cells(rows[-1]))} |", flush=True)
 
@@ -129,11 +160,23 @@ def main(argv=None) -> None:
         for tolerance in TOLERANCES[:3] if args.smoke else TOLERANCES:
             made = kqljax.features.nystrom(kernel, states, task.num_actions, tolerance)
             # What is refused is measured too.
-            cfg = task.config(horizon=horizon, engine=kqljax.Weights(dataclasses.replace(made, needs_float64=False)))
-            own = {"tolerance": tolerance, "weights": made.num_weights, "is_taken": not made.needs_float64}
+            cfg = task.config(
+                horizon=horizon,
+                engine=kqljax.Weights(dataclasses.replace(made, needs_float64=False)),
+            )
+            own = {
+                "tolerance": tolerance,
+                "weights": made.num_weights,
+                "is_taken": not made.needs_float64,
+            }
             add("weights", task, lam=paper, **own, **compare(task, cfg, recorded[task.name]))
     if not args.smoke:
-        found = {"versions": records.versions(), "device": records.device(), "horizon": horizon, "seed": 0}
+        found = {
+            "versions": records.versions(),
+            "device": records.device(),
+            "horizon": horizon,
+            "seed": 0,
+        }
         records.write(args.out, {**found, "least_lam": least, "rows": rows})
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kqljax.pytrees import register
+from kqljax._arrays import register
 from kqljax.state import Transition
 from kqljax.tasks import Task
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from kqljax.checks import check_gamma_and_lam, require, whole_number
+from kqljax._arrays import register
+from kqljax._checks import check_gamma_and_lam, describe, first_bad, is_known, require, whole_number
 from kqljax.engines.base import Engine, Sizes
 from kqljax.engines.exact import Exact
-from kqljax.errors import describe, first_bad, is_known
 from kqljax.kernels import Kernel, NormalisationWarning
-from kqljax.pytrees import register
 from kqljax.state import KQLState
 
 TIE_BREAKS = ("first", "random")

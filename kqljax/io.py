@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.errors import describe
+from kqljax._checks import describe
 
 StrPath = str | os.PathLike[str]
 FORMAT, VERSION = "kqljax", 1
@@ -124,7 +124,7 @@ def save_state(path: StrPath, cfg: Any, state: Any) -> Path:
 
 
 def load_state(path: StrPath, cfg: Any) -> Any:
-    """The state that `save_state` wrote, bit for bit.
+    """The state that `save_state` wrote, bit for bit; see `save_state`.
 
     Args:
       cfg: the config that it was made with; another one is refused with a `SavedFileError`.
@@ -142,14 +142,24 @@ def load_state(path: StrPath, cfg: Any) -> Any:
 
 
 def save_policy(path: StrPath, policy: Any) -> Path:
-    """Writes a policy of the library, for example `run.policy`."""
+    """Writes a policy of the library, for example `run.policy`.
+
+    Examples:
+      >>> import os, tempfile
+      >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(), num_actions=2, horizon=5)
+      >>> policy = kqljax.kql_policy(cfg, kqljax.kql_init(cfg, obs_dim=3))
+      >>> with tempfile.TemporaryDirectory() as directory:
+      ...     path = kqljax.save_policy(os.path.join(directory, "policy.npz"), policy)
+      ...     kqljax.load_policy(path).values(jnp.zeros(3)).q_tilde.tolist()
+      [20.0, 20.0]
+    """
     if not callable(getattr(policy, "act", None)):
         raise TypeError(f"expected a policy with act(key, memory, obs), got {describe(policy)}.")
     return save(path, "policy", {"policy": policy})
 
 
 def load_policy(path: StrPath, kernel: Any = None) -> Any:
-    """The policy that `save_policy` wrote, bit for bit.
+    """The policy that `save_policy` wrote, bit for bit; see `save_policy`.
 
     Args:
       kernel: the policy's kernel, where that is not one of the library's.

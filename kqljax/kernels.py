@@ -1,31 +1,23 @@
 """Kernels on (state, action) pairs.
 
-A kernel is written for two single pairs; everything batched is derived from that one method:
-
-    class Periodic(Kernel):
-        period: float = 1.0
-
-        def evaluate(self, x, y):
-            waves = jnp.sin(jnp.pi * (x.obs - y.obs) / self.period) ** 2
-            return jnp.exp(-waves.sum()) * jnp.dot(x.action, y.action)
-
+A kernel is written for two single pairs, see `Kernel`; everything batched follows from that.
 Subclasses become frozen dataclasses whose fields are pytree leaves, so that `jax.vmap` over a
 length scale or a change of `eta` never recompiles.
 
-Split kernels
--------------
-The exact engine evaluates all actions at every stored successor at every step. Where a kernel is
+The exact engine evaluates all actions at every stored successor at every step. A split kernel is
 
     k((s, a), (s', a')) = sum_j  terms_j(s, s') * scale[j, a, a']  +  shift[a, a'],
 
-the state part is stored once for all actions: an array `[T, J, T]` in place of `[T, A, T]`. Both
-kernels of the paper have J = 1, the Matern kernels J = 2. A kernel that says nothing is stored
-with J = A, which is always right.
+and its state part is stored once for all actions: `[T, J, T]` in place of `[T, A, T]`. Both
+kernels of the paper have J = 1, the Matern kernels J = 2. A kernel that does not say how it
+splits is stored with J = A, which is always right.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import warnings
 from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
@@ -33,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.errors import describe, first_bad, is_known
-from kqljax.pytrees import register
+from kqljax._arrays import register
+from kqljax._checks import describe, first_bad, is_known, require
 
 Array = jax.Array
 
@@ -44,8 +36,7 @@ class NormalisationWarning(UserWarning):
 
     Examples:
       >>> import warnings
-      >>> with warnings.catch_warnings(record=True) as caught:
-      ...     warnings.simplefilter("always")
+      >>> with warnings.catch_warnings(record=True, action="always") as caught:
       ...     (4.0 * kqljax.RBF()).validate(obs_dim=2, num_actions=3)
       >>> caught[0].category.__name__
       'NormalisationWarning'
@@ -53,11 +44,7 @@ class NormalisationWarning(UserWarning):
 
 
 class Pair(NamedTuple):
-    """A point of the kernel's domain.
-
-    Attributes:
-      obs: `[l]` normalised observation.
-      action: `[A]` one-hot action.
+    """A point of the kernel's domain: a normalised observation `[l]`, a one-hot action `[A]`.
 
     Examples:
       >>> x = kqljax.Pair(obs=jnp.array([0.1, -0.2]), action=jnp.array([0.0, 1.0, 0.0]))
@@ -76,11 +63,9 @@ def every_action(obs: Array, num_actions: int) -> Pair:
 
 
 class Mixing(NamedTuple):
-    """How the state terms of a kernel combine over actions.
+    """How state terms combine over actions of the query and of the stored pair.
 
-    Attributes:
-      scale: `[J, A, A]` weight of term j between the query's action and the stored pair's action.
-      shift: `[A, A]` part that does not depend on the states, or None where there is none.
+    `scale` `[J, A, A]` and `shift` `[A, A]` of the module's text; None where there is no shift.
     """
 
     scale: Array
@@ -90,8 +75,6 @@ class Mixing(NamedTuple):
 @dataclass_transform(frozen_default=True)
 class Kernel:
     """Base class: implement `evaluate`, declare parameters as annotated fields.
-
-    `evaluate` is given two pairs with obs `[l]` and action `[A]` and returns a number `[]`.
 
     Examples:
       >>> class Near(kqljax.Kernel):
@@ -119,7 +102,7 @@ class Kernel:
         register(cls)
 
     def evaluate(self, x: Pair, y: Pair) -> Array:
-        """The kernel of two single pairs, a scalar."""
+        """The kernel `[]` of two single pairs (fields `[l]`, `[A]`)."""
         raise TypeError(
             f"{type(self).__name__} has no evaluate method. A kernel implements evaluate(self, x, "
             "y) for two pairs with fields obs [l] and action [A] (one-hot) and returns a scalar."
@@ -144,30 +127,21 @@ class Kernel:
         return jax.vmap(lambda query: self.evaluate(query, stored))(queries)
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        """The weights that turn `terms` into the kernel; see the module's text."""
+        """The weights that turn `terms` into the kernel."""
         own = jnp.eye(num_actions, dtype=dtype)
         return Mixing(jnp.broadcast_to(own[:, :, None], (num_actions,) * 3), None)
 
     def domain(self, obs_dim: int) -> Any:
-        """Observations `[N, l]` of the kind that the kernel is for; None is all of [-1, 1]^l.
-
-        `validate` tries the kernel out there. A kernel made of others takes their word.
-        """
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            part = getattr(self, field.name)
-            found = part.domain(obs_dim) if isinstance(part, Kernel) else None
-            if found is not None:
-                return found
-        return None
+        """Observations `[N, l]` that `validate` tries the kernel out on; None: all of [-1, 1]^l."""
+        parts = [part for part in vars(self).values() if isinstance(part, Kernel)]
+        found = (part.domain(obs_dim) for part in parts)
+        return next((states for states in found if states is not None), None)
 
     def validate(self, obs_dim: int, num_actions: int, *, warns: bool = True) -> None:
         """Tries the kernel out on states of its domain, with every action. Call it outside jit.
 
-        Raises:
-          ValueError: where it is no kernel there, or a parameter is out of its range.
-
-        Warns:
-          NormalisationWarning: where its norm leaves [1/2, 1]; not with `warns=False`.
+        ValueError where it is no kernel there, or a parameter is out of its range; by default
+        NormalisationWarning where its norm leaves [1/2, 1].
         """
         check_shapes(self, obs_dim)
         states = self.domain(obs_dim)
@@ -184,9 +158,7 @@ class Kernel:
                 "positive numbers. Look at its parameters."
             )
         for name, value in _widths(self):
-            if not np.all(np.asarray(value) > 0):
-                wrong = first_bad(value, np.asarray(value) > 0)
-                raise ValueError(f"the kernel's {name} must be above 0, got {wrong}.")
+            require(f"the kernel's {name}", value, lambda x: x > 0, "above 0", "It is a width.")
         low, high, slack = np.sqrt(found.min()), np.sqrt(found.max()), 1e-6
         if warns and (low < 0.5 - slack or high > 1 + slack):
             warnings.warn(
@@ -239,30 +211,20 @@ def squared_distance(x: Array, y: Array) -> Array:
     return jnp.sum((x - y) ** 2, axis=-1)
 
 
-def _agreement(num_actions: int, same: Any, different: Any, dtype: Any) -> Array:
-    """`[A, A]`: `same` on the diagonal, `different` elsewhere."""
-    is_same = jnp.eye(num_actions, dtype=bool)
-    return jnp.where(is_same, jnp.asarray(same, dtype), jnp.asarray(different, dtype))
-
-
 class RBF(Kernel):
     """Gaussian kernel of the paper's section 6.1, exp(-eta ||[s, a] - [s', a']||^2).
 
-    Two different one-hot actions lie at squared distance 2, so the kernel is a state part times
-    1 where the actions agree and exp(-2 eta) where they differ. With an eta for each coordinate
-    the state part is exp(-sum_i eta_i (s_i - s'_i)^2), and the distance of actions is weighted by
-    the mean of eta.
+    That is a state part times 1 where the actions agree and exp(-2 eta) where they differ. With an
+    eta for each coordinate the state part is exp(-sum_i eta_i (s_i - s'_i)^2), and the distance of
+    actions is weighted by the mean of eta.
 
     Attributes:
       eta: inverse squared width, a number or `[l]`. The paper sets 0.02, and 1 for Pendulum.
 
     Examples:
       >>> x, y = (kqljax.Pair(jnp.zeros(2), action) for action in jnp.eye(3)[:2])
-      >>> kernel = kqljax.RBF(eta=0.02)
-      >>> float(kernel.evaluate(x, x)), round(float(kernel.evaluate(x, y)), 4)
-      (1.0, 0.9608)
-      >>> round(float(kqljax.RBF(eta=[0.01, 0.03]).evaluate(x, y)), 4)
-      0.9608
+      >>> [round(float(kqljax.RBF(eta).evaluate(x, y)), 4) for eta in (0.02, [0.01, 0.03])]
+      [0.9608, 0.9608]
     """
 
     eta: Any = 0.02
@@ -273,9 +235,8 @@ class RBF(Kernel):
             object.__setattr__(self, "eta", eta)
 
     def evaluate(self, x: Pair, y: Pair) -> Array:
-        eta = self.eta_in(x.obs)
-        between_actions = eta.mean() * squared_distance(x.action, y.action)
-        return jnp.exp(-_weighted_distance(eta, x.obs, y.obs) - between_actions)
+        eta, between_states = self._eta_and_distance(x.obs, y.obs)
+        return jnp.exp(-between_states - eta.mean() * squared_distance(x.action, y.action))
 
     def diag(self, pairs: Pair) -> Array:
         return jnp.ones(pairs.obs.shape[0], pairs.obs.dtype)
@@ -283,19 +244,16 @@ class RBF(Kernel):
     is_split = True
 
     def terms(self, obs: Array, stored: Pair) -> Array:
-        return jnp.exp(-_weighted_distance(self.eta_in(obs), obs, stored.obs))[None]
+        return jnp.exp(-self._eta_and_distance(obs, stored.obs)[1])[None]
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
         different = jnp.exp(-2.0 * jnp.asarray(self.eta, dtype).mean())
-        return Mixing(_agreement(num_actions, 1.0, different, dtype)[None], None)
+        return Mixing(jnp.where(jnp.eye(num_actions, dtype=bool), 1.0, different)[None], None)
 
-    def eta_in(self, obs: Array) -> Array:
-        """eta in the precision of the observations: a float64 array would promote the rest."""
-        return jnp.asarray(self.eta, jnp.result_type(obs, float))
-
-
-def _weighted_distance(eta: Array, x: Array, y: Array) -> Array:
-    return eta * squared_distance(x, y) if eta.ndim == 0 else jnp.sum(eta * (x - y) ** 2)
+    def _eta_and_distance(self, x: Array, y: Array) -> tuple[Array, Array]:
+        # eta in the precision of the observations: a float64 array would promote the rest.
+        eta = jnp.asarray(self.eta, jnp.result_type(x, float))
+        return eta, eta * squared_distance(x, y) if eta.ndim == 0 else jnp.sum(eta * (x - y) ** 2)
 
 
 class Linear(Kernel):
@@ -303,8 +261,7 @@ class Linear(Kernel):
 
     Examples:
       >>> x, y = (kqljax.Pair(jnp.zeros(2), action) for action in jnp.eye(3)[:2])
-      >>> kernel = kqljax.Linear()
-      >>> round(float(kernel.evaluate(x, x)), 4), float(kernel.evaluate(x, y))
+      >>> round(float(kqljax.Linear().evaluate(x, x)), 4), float(kqljax.Linear().evaluate(x, y))
       (0.6667, 0.5)
     """
 
@@ -318,7 +275,7 @@ class Linear(Kernel):
         return (jnp.dot(obs, stored.obs) / (2 * (obs.shape[-1] + 1)))[None]
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        shift = 0.5 + _agreement(num_actions, 1.0 / (2 * (obs_dim + 1)), 0.0, dtype)
+        shift = 0.5 + jnp.eye(num_actions, dtype=dtype) / (2 * (obs_dim + 1))
         return Mixing(jnp.ones((1, num_actions, num_actions), dtype), shift)
 
 
@@ -326,16 +283,13 @@ class _Radial(Kernel):
     """A function of ||[s, a] - [s', a']||: one term where the actions agree, one where not."""
 
     length_scale: Any = 1.0
-
-    def profile(self, distance: Array) -> Array:
-        """The kernel as a function of distance / length_scale."""
-        raise TypeError(f"{type(self).__name__} has no profile method.")
+    _profile: ClassVar[Any]  # the kernel as a function of distance / length_scale
 
     def _of_squared(self, squared: Array) -> Array:
         # A square root has no gradient at zero; the substituted 1 keeps the unused branch finite.
         positive = squared > 0
         root = jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
-        return self.profile(root / self.length_scale)
+        return self._profile(root / self.length_scale)
 
     def evaluate(self, x: Pair, y: Pair) -> Array:
         between_actions = squared_distance(x.action, y.action)
@@ -348,7 +302,7 @@ class _Radial(Kernel):
         return jnp.stack([self._of_squared(squared), self._of_squared(squared + 2.0)])
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        same = _agreement(num_actions, 1.0, 0.0, dtype)
+        same = jnp.eye(num_actions, dtype=dtype)
         return Mixing(jnp.stack([same, 1.0 - same]), None)
 
 
@@ -361,7 +315,7 @@ class Matern32(_Radial):
       0.6537
     """
 
-    def profile(self, distance: Array) -> Array:
+    def _profile(self, distance: Array) -> Array:
         r = jnp.sqrt(3.0) * distance
         return (1.0 + r) * jnp.exp(-r)
 
@@ -375,7 +329,7 @@ class Matern52(_Radial):
       0.7025
     """
 
-    def profile(self, distance: Array) -> Array:
+    def _profile(self, distance: Array) -> Array:
         r = jnp.sqrt(5.0) * distance
         return (1.0 + r + r**2 / 3.0) * jnp.exp(-r)
 
@@ -389,18 +343,14 @@ class Scaled(Kernel):
     def evaluate(self, x: Pair, y: Pair) -> Array:
         return self.factor * self.kernel.evaluate(x, y)
 
-    @property
-    def is_split(self) -> bool:
-        return self.kernel.is_split
+    is_split = property(lambda self: self.kernel.is_split)
 
     def terms(self, obs: Array, stored: Pair) -> Array:
         return self.kernel.terms(obs, stored)
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        factor = jnp.asarray(self.factor, dtype)
-        return jax.tree.map(
-            lambda weight: factor * weight, self.kernel.mixing(obs_dim, num_actions, dtype)
-        )
+        mixing = self.kernel.mixing(obs_dim, num_actions, dtype)
+        return jax.tree.map(lambda weight: jnp.asarray(self.factor, dtype) * weight, mixing)
 
 
 class _OfTwo(Kernel):
@@ -415,9 +365,7 @@ class _OfTwo(Kernel):
     def evaluate(self, x: Pair, y: Pair) -> Array:
         return self._of_values(self.left.evaluate(x, y), self.right.evaluate(x, y))
 
-    @property
-    def is_split(self) -> bool:
-        return self.left.is_split and self.right.is_split
+    is_split = property(lambda self: self.left.is_split and self.right.is_split)
 
     def terms(self, obs: Array, stored: Pair) -> Array:
         if not self.is_split:
@@ -435,50 +383,41 @@ class _OfTwo(Kernel):
 class Sum(_OfTwo):
     """left + right; `sum` takes a list of kernels."""
 
-    def _of_values(self, left: Array, right: Array) -> Array:
-        return left + right
-
-    def _of_terms(self, left: Array, right: Array, sizes: tuple[int, int]) -> Array:
-        return jnp.concatenate([left, right])
+    _of_values = staticmethod(operator.add)
+    _of_terms = staticmethod(lambda left, right, sizes: jnp.concatenate([left, right]))
 
     def _of_mixings(self, left: Mixing, right: Mixing) -> Mixing:
-        shift = right.shift if left.shift is None else left.shift
-        if left.shift is not None and right.shift is not None:
-            shift = left.shift + right.shift
+        shifts = [each.shift for each in (left, right) if each.shift is not None]
+        shift = functools.reduce(operator.add, shifts) if shifts else None
         return Mixing(jnp.concatenate([left.scale, right.scale]), shift)
 
 
 class Product(_OfTwo):
     """left * right: every term with every term, where a shift counts as a term that is 1."""
 
-    def _of_values(self, left: Array, right: Array) -> Array:
-        return left * right
+    _of_values = staticmethod(operator.mul)
 
     def _of_terms(self, left: Array, right: Array, sizes: tuple[int, int]) -> Array:
-        shifted = [_shapes(kernel, *sizes).shift is not None for kernel in (self.left, self.right)]
-        left, right = (
-            jnp.append(terms, 1) if is_shifted else terms
-            for terms, is_shifted in zip((left, right), shifted, strict=True)
-        )
+        one, other = (shapes(part, *sizes).shift is not None for part in (self.left, self.right))
+        left, right = jnp.append(left, 1) if one else left, jnp.append(right, 1) if other else right
         both = jnp.outer(left, right).ravel()
-        return both[:-1] if all(shifted) else both  # shift times shift is no term
+        return both[:-1] if one and other else both  # shift times shift is no term
 
     def _of_mixings(self, left: Mixing, right: Mixing) -> Mixing:
         first, second = (
-            scale if shift is None else jnp.concatenate([scale, shift[None]])
+            scale if shift is None else jnp.append(scale, shift[None], 0)
             for scale, shift in (left, right)
         )
         both = (first[:, None] * second).reshape(-1, *first.shape[1:])
-        if left.shift is None or right.shift is None:
-            return Mixing(both, None)
-        return Mixing(both[:-1], both[-1])
+        is_one = left.shift is None or right.shift is None
+        return Mixing(both, None) if is_one else Mixing(both[:-1], both[-1])
 
 
-def _shapes(kernel: Kernel, obs_dim: int, num_actions: int) -> Any:
+def shapes(kernel: Kernel, obs_dim: int, num_actions: int) -> Any:
     """`mixing` with shapes in place of arrays."""
     return jax.eval_shape(lambda: kernel.mixing(obs_dim, num_actions, jnp.float32))
 
 
 def num_terms(kernel: Kernel, obs_dim: int, num_actions: int) -> int:
     """J, the number of state terms the engine stores for this kernel."""
-    return _shapes(kernel, obs_dim, num_actions).scale.shape[0]
+    return shapes(kernel, obs_dim, num_actions).scale.shape[0]

@@ -23,11 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.arrays import in_dtype, pad
-from kqljax.checks import float_dtype, whole_number
+from kqljax._arrays import in_dtype, pad
+from kqljax._checks import float_dtype, is_known, whole_number
 from kqljax.config import KQLConfig
 from kqljax.engines.base import Sizes, put
-from kqljax.errors import is_known
 from kqljax.state import KQLInfo, KQLState, Prediction, Transition, check_obs, check_transition
 
 Array = jax.Array

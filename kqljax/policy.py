@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kqljax.arrays import in_dtype
+from kqljax._arrays import in_dtype, register
 from kqljax.config import KQLConfig
 from kqljax.kql import choose, optimistic
-from kqljax.pytrees import register
 from kqljax.state import KQLState
 
 Array = jax.Array

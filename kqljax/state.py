@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.errors import describe, first_bad, is_known
+from kqljax._checks import describe, first_bad, is_known
 
 Array = jax.Array
 

@@ -17,12 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kqljax.checks import whole_number
+from kqljax._arrays import register
+from kqljax._checks import describe, whole_number
 from kqljax.config import KQLConfig
-from kqljax.errors import describe
 from kqljax.kql import kql_act, kql_init, kql_step_and_act, resize
 from kqljax.policy import KQLPolicy, kql_policy
-from kqljax.pytrees import register
 from kqljax.rounds import Recipe, Rounds
 from kqljax.state import KQLState, Transition
 from kqljax.tasks import Draws, Task
@@ -30,7 +29,9 @@ from kqljax.tasks import Draws, Task
 Array = jax.Array
 
 STAGES = 5
-"""Capacities of a run on a CPU. An accelerator gets one: a stage costs kernels there, not products."""
+"""Capacities of a run on a CPU. An accelerator gets one: a stage costs kernels there, not
+products.
+"""
 
 
 @runtime_checkable

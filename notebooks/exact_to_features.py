@@ -10,11 +10,9 @@
 #     name: python3
 # ---
 
-# %% [markdown]
-# # From exact to features
-#
-# The exact engine keeps all pairs and costs O(t²) a step. Where the kernel is, up to a small error, an inner product of a few
-# features, the same algorithm costs a constant plus O(t), and float32 is enough. How much is lost, and how much is won?
+# %% [markdown] # From exact to features  The exact engine keeps all pairs and costs O(t²) a step.
+# Where the kernel is, up to a small error, an inner product of a few features, the same algorithm
+# costs a constant plus O(t), and float32 is enough. How much is lost, and how much is won?
 
 # %%
 import os
@@ -39,16 +37,16 @@ exact = task.config(kernel, horizon=STEPS)
 run = jax.jit(lambda key: kqljax.train(key, task, exact, STEPS))(jax.random.key(0))
 values = kqljax.kql_tables(exact, run.state).q_tilde
 
-# %% [markdown]
-# ## How many features?
-#
-# The paper's appendix gives an orthonormal basis. Cut off at a degree, it is a feature map with a bound on its error. Here
-# each map learns from the transitions of the exact run, and its values are compared with the exact ones. What a map leaves out
-# of the kernel counts as not known, so a coarse map makes the values too optimistic.
+# %% [markdown] ## How many features?  The paper's appendix gives an orthonormal basis. Cut off at a
+# degree, it is a feature map with a bound on its error. Here each map learns from the transitions
+# of the exact run, and its values are compared with the exact ones. What a map leaves out of the
+# kernel counts as not known, so a coarse map makes the values too optimistic.
 
 # %%
 stored = run.state.posterior
-transitions = kqljax.Transition(stored.obs.T, stored.action, run.state.reward, stored.next_obs.T, run.state.terminated)
+transitions = kqljax.Transition(
+    stored.obs.T, stored.action, run.state.reward, stored.next_obs.T, run.state.terminated
+)
 
 
 def replay(cfg, dtype):
@@ -95,8 +93,13 @@ states = kqljax.tasks.sample_states(task)
 nystrom = features.nystrom(kernel, states, task.num_actions, tolerance=1e-2 if SHORT else 1e-6)
 fast = task.config(kernel, horizon=STEPS, engine=kqljax.Weights(nystrom))
 print(type(nystrom).__name__, "with", nystrom.num_weights, "weights")
-for name, cfg, dtype in (("exact, float64", exact, jnp.float64), ("features, float32", fast, jnp.float32)):
-    program = jax.jit(lambda key, cfg, dtype=dtype: kqljax.train(key, task, cfg, STEPS, dtype=dtype).state.q_hat)
+for name, cfg, dtype in (
+    ("exact, float64", exact, jnp.float64),
+    ("features, float32", fast, jnp.float32),
+):
+    program = jax.jit(
+        lambda key, cfg, dtype=dtype: kqljax.train(key, task, cfg, STEPS, dtype=dtype).state.q_hat
+    )
     program = program.lower(jax.random.key(0), cfg).compile()
     start = time.perf_counter()
     program(jax.random.key(1), cfg).block_until_ready()

@@ -57,11 +57,14 @@ def test_headline(capsys):
 
 def test_headline_checks_returns_before_it_prints():
     with pytest.raises(
-        SystemExit, match=r"MountainCar-v0: interquartile mean -140.00, below -132.55; no time is worth printing"
+        SystemExit,
+        match=r"MountainCar-v0: interquartile mean -140.00, below -132.55; no time is worth printing",
     ):
         headline.check_returns({"MountainCar-v0": np.full(4, -140.0)})
     headline.check_returns({"MountainCar-v0": np.full(4, -120.0)})
-    with pytest.raises(SystemExit, match="CartPole-v0: not finite in seeds 2001; no time is worth printing"):
+    with pytest.raises(
+        SystemExit, match="CartPole-v0: not finite in seeds 2001; no time is worth printing"
+    ):
         headline.finite_returns("CartPole-v0", (np.array([200.0, np.nan]), np.array([True, True])))
 
 
@@ -78,7 +81,9 @@ def test_recipe(capsys, tmp_path):
     assert "| the paper's figure | 200.00 |" in printed
     cells = {(row["part"], row["variant"], row["steps"]) for row in document["results"]}
     of_parts = {("finish", "no looking ahead", 60), ("learning", "five backups", 60)}
-    assert cells == of_parts | {(part, "recipe", 60) for part in ("table", "finish", "learning")} | {("steps", "recipe", 40)}
+    assert cells == of_parts | {
+        (part, "recipe", 60) for part in ("table", "finish", "learning")
+    } | {("steps", "recipe", 40)}
     assert all(row["is_sound"] for row in document["results"])
     assert (tmp_path / "recipe.png").stat().st_size > 1000
     # What is there is not run again.
@@ -86,9 +91,15 @@ def test_recipe(capsys, tmp_path):
     assert again["results"] == document["results"]
     # But for what was made with other numbers, which is dropped.
     path = tmp_path / "recipe.json"
-    path.write_text(json.dumps(again | {"recipes": again["recipes"] | {"learning: five backups": "Recipe(gamma=0.5)"}}))
+    path.write_text(
+        json.dumps(
+            again | {"recipes": again["recipes"] | {"learning: five backups": "Recipe(gamma=0.5)"}}
+        )
+    )
     left = recipe.main(["--smoke", "--parts", "table", "--out", str(tmp_path)])
-    assert left["results"] == [row for row in document["results"] if row["variant"] != "five backups"]
+    assert left["results"] == [
+        row for row in document["results"] if row["variant"] != "five backups"
+    ]
 
 
 def test_what_a_part_is_worth_is_paired_over_seeds():
@@ -96,7 +107,9 @@ def test_what_a_part_is_worth_is_paired_over_seeds():
     gain, low, high = recipe.paired({seed: value - 3.0 for seed, value in base.items()}, base)
     assert gain == low == high == -3.0
     noise = np.random.default_rng(0).normal(size=40)
-    gain, low, high = recipe.paired({seed: value + noise[seed] for seed, value in base.items()}, base)
+    gain, low, high = recipe.paired(
+        {seed: value + noise[seed] for seed, value in base.items()}, base
+    )
     assert low < gain < high
     assert abs(high - low - 2 * 1.64 * noise.std() / np.sqrt(40)) < 0.1
     assert recipe.paired({1: 5.0, 99: 0.0}, base)[0] == -95.0  # only seeds that both have
@@ -118,15 +131,22 @@ def test_beyond(capsys):
 
 
 def test_scaling(capsys, tmp_path):
-    scaling.main(["--smoke", "--engines", "features32", "lazy32", "vmapped32", "--out", str(tmp_path)])
+    scaling.main(
+        ["--smoke", "--engines", "features32", "lazy32", "vmapped32", "--out", str(tmp_path)]
+    )
     printed = capsys.readouterr().out
     assert printed.count("| MountainCar-v0 | lazy32 |") == 1
-    scaling.draw([{"task": "a", "engine": "exact", "horizon": t, "microseconds_a_step": t} for t in (1, 2)], tmp_path / "a.png")
+    scaling.draw(
+        [{"task": "a", "engine": "exact", "horizon": t, "microseconds_a_step": t} for t in (1, 2)],
+        tmp_path / "a.png",
+    )
     assert (tmp_path / "a.png").stat().st_size > 1000
     (tmp_path / "scaling.json").write_text('{"rows": [{"engine": "exact"}, {"engine": "lazy32"}]}')
     assert scaling.kept_rows(tmp_path / "scaling.json", ["lazy32"]) == [{"engine": "exact"}]
     assert scaling.kept_rows(tmp_path / "none.json", ["lazy32"]) == []
-    slopes = scaling.exponents([{"engine": "exact", "horizon": t, "microseconds_a_step": 3 * t**2} for t in (1000, 4000)])
+    slopes = scaling.exponents(
+        [{"engine": "exact", "horizon": t, "microseconds_a_step": 3 * t**2} for t in (1000, 4000)]
+    )
     assert abs(slopes["exact"] - 2) < 1e-9
 
 

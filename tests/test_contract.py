@@ -18,13 +18,19 @@ def lint(folder):
     if not command.exists():
         pytest.fail("import-linter is not installed: pip install -e '.[dev]'")
     return subprocess.run(
-        [str(command), "--no-cache"], cwd=folder, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True
+        [str(command), "--no-cache"],
+        cwd=folder,
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
     )
 
 
 @pytest.fixture
 def copy(tmp_path):
-    shutil.copytree(ROOT / "kqljax", tmp_path / "kqljax", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "kqljax", tmp_path / "kqljax", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
@@ -51,7 +57,9 @@ def test_a_wrong_arrow_is_noticed(copy, file, line):
 
 
 def test_no_import_of_the_package_inside_of_a_function():
-    """A cycle could hide there. A command imports what it needs when it runs: --help is to be quick."""
+    """A cycle could hide there. A command imports what it needs when it runs: --help is to be
+    quick.
+    """
     for path in (ROOT / "kqljax").rglob("*.py"):
         if path.parent.name == "cli":
             continue
@@ -59,5 +67,9 @@ def test_no_import_of_the_package_inside_of_a_function():
             if isinstance(function, ast.FunctionDef):
                 for node in ast.walk(function):
                     names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                    names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
-                    assert not any(re.match(r"kqljax(\.|$)", name) for name in names), f"{path.name}: {function.name}"
+                    names += (
+                        [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                    )
+                    assert not any(re.match(r"kqljax(\.|$)", name) for name in names), (
+                        f"{path.name}: {function.name}"
+                    )

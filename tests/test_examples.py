@@ -4,6 +4,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,23 @@ def public_things():
     "name, thing", list(public_things()), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_public_names_have_an_example(name, thing):
-    assert ">>> " in (inspect.getdoc(thing) or ""), f"{name} has no example in its docstring"
+    """An example, or the name of what has one: "see `NAME`". What functions return is shown
+    there.
+    """
+    text = inspect.getdoc(thing) or ""
+    if ">>> " in text or (
+        inspect.isclass(thing)
+        and (issubclass(thing, tuple) or getattr(thing, "_is_protocol", False))
+    ):
+        return
+    others = re.findall(r"[Ss]ee `(?:KQL\.)?(\w+)`", " ".join(text.split()))
+    owners = (kqljax, kqljax.KQL, features, theory)
+    shown = [
+        inspect.getdoc(getattr(owner, other, None)) or "" for owner in owners for other in others
+    ]
+    assert any(">>> " in each for each in shown), (
+        f"{name} has no example, and names nothing that has one"
+    )
 
 
 def modules():

@@ -91,7 +91,7 @@ def made_of(name):
     return MAPS[name][0]()
 
 
-# What holds of every map ---------------------------------------------------------------------------------------------
+# What holds of every map --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -100,7 +100,8 @@ def test_the_kernel_is_within_the_error(name):
     found = worst(made, reference, states)
     # Fourier features say what they measured on other states.
     assert found <= made.error * (1.5 if "fourier" in name else 1.0) + ROUNDING
-    # And not far below, or it would say nothing. Taylor's bound is reached in corners where s = s', or nearly.
+    # And not far below, or it would say nothing. Taylor's bound is reached in corners where s = s',
+    # or nearly.
     assert found >= 0.01 * made.error - ROUNDING
     assert features.kernel_error(made, states) == pytest.approx(found, rel=1e-5, abs=ROUNDING)
     kinds = {"linear": "exact", "taylor": "bound"}
@@ -109,10 +110,14 @@ def test_the_kernel_is_within_the_error(name):
 
 @pytest.mark.parametrize("name", MAPS)
 def test_residual_is_what_is_left_out_at_a_state(name):
-    """k(x, x) less the features' norm, action by action, also where the map was not made for the state."""
+    """k(x, x) less the features' norm, action by action, also where the map was not made for the
+    state.
+    """
     made, reference = made_of(name), MAPS[name][1]
     states = 1.5 * box(2, 40, made.obs_dim)
-    residual = np.asarray(jax.vmap(made.residual)(jnp.asarray(states), _psi(made, jnp.asarray(states))))
+    residual = np.asarray(
+        jax.vmap(made.residual)(jnp.asarray(states), _psi(made, jnp.asarray(states)))
+    )
     missing = -np.diagonal(difference(made, reference, states)).reshape(40, made.num_actions)
     np.testing.assert_allclose(residual, np.maximum(missing, 0), rtol=0, atol=1e-11)
     if "fourier" in name or name == "linear":
@@ -146,15 +151,21 @@ def test_far_from_the_data_the_width_is_that_of_the_exact_engine(name, lam):
     far = jax.vmap(lambda obs: every_action(obs, 2))(jnp.asarray(OPPOSITE))
     columns = Pair(*(leaf.reshape(40, 2) for leaf in far))
     cross = made.kernel.matrix(rows, columns)
-    known = jnp.sum(cross * jnp.linalg.solve(made.kernel.matrix(rows, rows) + lam * jnp.eye(50), cross), axis=0)
+    known = jnp.sum(
+        cross * jnp.linalg.solve(made.kernel.matrix(rows, rows) + lam * jnp.eye(50), cross), axis=0
+    )
     expected = jnp.sqrt((made.kernel.diag(columns) - known) / lam)
 
     phi = rooted(made, CORNER).reshape(50, 2, -1)[np.arange(50), action]
     asked = rooted(made, OPPOSITE)
-    within = np.sum(asked.T * np.linalg.solve(phi.T @ phi + lam * np.eye(phi.shape[1]), asked.T), axis=0)
+    within = np.sum(
+        asked.T * np.linalg.solve(phi.T @ phi + lam * np.eye(phi.shape[1]), asked.T), axis=0
+    )
     psi = _psi(made, jnp.asarray(OPPOSITE))
     beyond = np.asarray(jax.vmap(made.residual)(jnp.asarray(OPPOSITE), psi)).ravel() / lam
-    np.testing.assert_allclose(np.sqrt(within + beyond), expected, rtol=1e-5 if name == "linear" else 0.1)
+    np.testing.assert_allclose(
+        np.sqrt(within + beyond), expected, rtol=1e-5 if name == "linear" else 0.1
+    )
 
 
 @pytest.mark.parametrize("num_actions", [1, 2, 4])
@@ -168,20 +179,27 @@ def test_root_reproduces_the_action_gram(num_actions):
 
 @pytest.mark.parametrize("maker", ["taylor", "nystrom"])
 def test_small_eigenspaces_use_fewer_features(maker):
-    """What actions have in common is nearly all of the kernel at a small eta; their differences need fewer digits."""
+    """What actions have in common is nearly all of the kernel at a small eta; their differences
+    need fewer digits.
+    """
     eta, tolerance = 0.02, 1e-6
     kernel = kqljax.RBF(eta=eta)
-    made = features.taylor(kernel, 2, 3, tolerance) if maker == "taylor" else features.nystrom(kernel, BOX, 3, tolerance)
+    made = (
+        features.taylor(kernel, 2, 3, tolerance)
+        if maker == "taylor"
+        else features.nystrom(kernel, BOX, 3, tolerance)
+    )
     assert made.num_features < made.num_weights < 3 * made.num_features
     assert worst(made, oracle.rbf(eta), BOX[:60]) <= tolerance
-    # The first feature has the whole action Gram matrix, the last its largest eigenspace alone, the same for all actions.
+    # The first feature has the whole action Gram matrix, the last its largest eigenspace alone, the
+    # same for all actions.
     gram = np.where(np.eye(3, dtype=bool), 1.0, np.exp(-2 * eta))
     first, last = np.asarray(made.root)[:, 0], np.asarray(made.root)[:, -1]
     np.testing.assert_allclose(first @ first.T, gram, rtol=0, atol=1e-8)
     np.testing.assert_allclose(last @ last.T, np.full((3, 3), gram.mean()), rtol=1e-6)
 
 
-# One map at a time ---------------------------------------------------------------------------------------------------
+# One map at a time --------------------------------------------------------------------------------
 
 
 def test_linear_has_the_sizes_of_the_paper():
@@ -190,7 +208,12 @@ def test_linear_has_the_sizes_of_the_paper():
 
 
 def test_taylor_takes_no_more_degrees_than_it_needs():
-    for eta, length, tolerance in ((0.02, 2, 1e-6), (0.3, 3, 1e-3), (1.0, 1, 1e-8), ([0.1, 0.5], 2, 1e-4)):
+    for eta, length, tolerance in (
+        (0.02, 2, 1e-6),
+        (0.3, 3, 1e-3),
+        (1.0, 1, 1e-8),
+        ([0.1, 0.5], 2, 1e-4),
+    ):
         made = features.taylor(kqljax.RBF(eta=eta), length, 1, tolerance)
         total = 2 * np.broadcast_to(eta, (length,)).sum()
         bound = [total**n / math.factorial(n) for n in (made.order - 1, made.order)]
@@ -203,7 +226,9 @@ def test_nystrom_holds_on_states_like_those_it_was_made_on():
     fresh = worst(made, oracle.rbf(0.3), box(3, 100))
     assert 0.01 * made.error < fresh <= 5 * made.error
     one = features.nystrom(0.01 * RBF, BOX, 3, 0.5)
-    assert one.num_features == 1 and one.error <= 0.5, "a tolerance above the kernel is met by one state"
+    assert one.num_features == 1 and one.error <= 0.5, (
+        "a tolerance above the kernel is met by one state"
+    )
 
 
 def test_nystrom_on_states_of_a_task():
@@ -221,26 +246,41 @@ def test_nystrom_on_states_of_a_task():
 def test_fourier_falls_like_one_over_the_root(name):
     kernel, reference = KERNELS[name][:2]
     few, many = (
-        np.array([difference(features.fourier(kernel, 2, 3, count, seed=i), reference, box(9, 12)) for i in range(6)])
+        np.array(
+            [
+                difference(features.fourier(kernel, 2, 3, count, seed=i), reference, box(9, 12))
+                for i in range(6)
+            ]
+        )
         for count in (8, 128)
     )
     assert 2.8 < np.sqrt((few**2).mean() / (many**2).mean()) < 5.6
-    # Unbiased: the mean over six draws is off by less than one of them, which a wrong spectral density would not give.
+    # Unbiased: the mean over six draws is off by less than one of them, which a wrong spectral
+    # density would not give.
     assert np.sqrt((many.mean(axis=0) ** 2).mean()) < 0.6 * np.sqrt((many**2).mean())
     made = features.fourier(kernel, 2, 3, 128)
     assert 0.5 * made.error < worst(made, reference, box(10, 100)) < 1.5 * made.error
     assert made.num_features == made.num_weights == 256
 
 
-# Traced parameters and precision -------------------------------------------------------------------------------------
+# Traced parameters and precision ------------------------------------------------------------------
 
 ETAS = np.array([0.05, 0.3, 0.8])
 TRACED = {
     "taylor": (lambda x: features.taylor(kqljax.RBF(eta=x), 2, 3, order=12), 1e-3),
-    "taylor of two etas": (lambda x: features.taylor(kqljax.RBF(eta=[x, 0.5 * x]), 2, 3, order=12), 1e-3),
+    "taylor of two etas": (
+        lambda x: features.taylor(kqljax.RBF(eta=[x, 0.5 * x]), 2, 3, order=12),
+        1e-3,
+    ),
     "fourier": (lambda x: features.fourier(kqljax.RBF(eta=x), 2, 3, 8), ROUNDING),
-    "fourier of two etas": (lambda x: features.fourier(kqljax.RBF(eta=[x, 0.5]), 2, 3, 8), ROUNDING),
-    "fourier of matern": (lambda x: features.fourier(kqljax.Matern52(length_scale=x), 2, 3, 8), ROUNDING),
+    "fourier of two etas": (
+        lambda x: features.fourier(kqljax.RBF(eta=[x, 0.5]), 2, 3, 8),
+        ROUNDING,
+    ),
+    "fourier of matern": (
+        lambda x: features.fourier(kqljax.Matern52(length_scale=x), 2, 3, 8),
+        ROUNDING,
+    ),
 }
 
 
@@ -251,7 +291,9 @@ def test_a_map_of_a_traced_kernel_is_the_map_of_that_kernel(name):
 
     def products(number):
         made = make(number)
-        phi = jnp.einsum("nm,amd->nad", jax.vmap(made.psi)(states), made.root).reshape(-1, made.num_weights)
+        phi = jnp.einsum("nm,amd->nad", jax.vmap(made.psi)(states), made.root).reshape(
+            -1, made.num_weights
+        )
         return phi @ phi.T
 
     found = jax.jit(jax.vmap(products))(jnp.asarray(ETAS))
@@ -262,7 +304,9 @@ def test_a_map_of_a_traced_kernel_is_the_map_of_that_kernel(name):
 
 
 def test_maps_can_be_made_while_something_else_is_traced():
-    """A known kernel inside jit: the map is made in float64 there and then, also where jax has only float32."""
+    """A known kernel inside jit: the map is made in float64 there and then, also where jax has only
+    float32.
+    """
     for x64 in (True, False):
         with jax.enable_x64(x64):
 
@@ -297,12 +341,15 @@ def test_float32_is_refused_where_it_cannot_carry_the_tolerance(factor):
     cfg = kqljax.KQLConfig(kernel=kernel, num_actions=3, horizon=5, engine=kqljax.Weights(refused))
     # Also inside jit, where the map's numbers are traced.
     for init in (kqljax.kql_init, jax.jit(kqljax.kql_init, static_argnums=(1, 2))):
-        with pytest.raises(ValueError, match="float32 cannot carry these .* features.*tolerance of at least 1e-6 of"):
+        with pytest.raises(
+            ValueError,
+            match="float32 cannot carry these .* features.*tolerance of at least 1e-6 of",
+        ):
             init(cfg, 2, "float32")
         init(cfg, 2, "float64")
 
 
-# Errors --------------------------------------------------------------------------------------------------------------
+# Errors -------------------------------------------------------------------------------------------
 
 
 class Own(Kernel):
@@ -341,8 +388,14 @@ ERRORS = {
 }  # fmt: skip
 for _tolerance in (0.0, -1e-3, 1.0, math.nan):
     _message = r"tolerance must be in \(0, 1\), got"
-    ERRORS[f"taylor to {_tolerance}"] = (functools.partial(features.taylor, RBF, 2, 3, _tolerance), _message)
-    ERRORS[f"nystrom to {_tolerance}"] = (functools.partial(features.nystrom, RBF, BOX, 3, _tolerance), _message)
+    ERRORS[f"taylor to {_tolerance}"] = (
+        functools.partial(features.taylor, RBF, 2, 3, _tolerance),
+        _message,
+    )
+    ERRORS[f"nystrom to {_tolerance}"] = (
+        functools.partial(features.nystrom, RBF, BOX, 3, _tolerance),
+        _message,
+    )
 for _states in (np.zeros(5), np.zeros((0, 2)), np.zeros((2, 3, 4)), []):
     ERRORS[f"states {np.shape(_states)}"] = (
         functools.partial(features.nystrom, RBF, _states, 3), r"states must have shape \[N, l\] with N > 0"

@@ -43,8 +43,12 @@ def test_what_holds_of_every_kernel(name):
     assert np.linalg.eigvalsh(matrix).min() > -1e-10
     # The split form, with every action at the query.
     assert kernels.num_terms(kernel, 2, 3) == num_terms
-    every = jax.vmap(lambda obs: kernel.matrix(kernels.every_action(obs, 3), points))(points.obs[:5])
-    np.testing.assert_allclose(split_form(kernel, points.obs[:5], points), every, rtol=1e-12, atol=1e-14)
+    every = jax.vmap(lambda obs: kernel.matrix(kernels.every_action(obs, 3), points))(
+        points.obs[:5]
+    )
+    np.testing.assert_allclose(
+        split_form(kernel, points.obs[:5], points), every, rtol=1e-12, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -81,10 +85,16 @@ def test_parameters_are_leaves_and_vmap():
         batched = jax.vmap(lambda kernel: kernel.evaluate(x, y))(kqljax.RBF(eta=some))
         np.testing.assert_array_equal(found, batched)
     # One number twice is the number; a list of traced numbers is one leaf.
-    np.testing.assert_allclose(kqljax.RBF(eta=[0.5, 0.5]).evaluate(x, y), kqljax.RBF(eta=0.5).evaluate(x, y), rtol=1e-12)
+    np.testing.assert_allclose(
+        kqljax.RBF(eta=[0.5, 0.5]).evaluate(x, y), kqljax.RBF(eta=0.5).evaluate(x, y), rtol=1e-12
+    )
     slope = jax.grad(lambda eta: kqljax.RBF(eta=[eta, 2 * eta]).evaluate(x, y))(0.3)
     assert np.isfinite(slope) and slope < 0
-    assert jax.tree.leaves(2.0 * kqljax.RBF(eta=0.1) + kqljax.Matern32(length_scale=3.0)) == [0.1, 2.0, 3.0]
+    assert jax.tree.leaves(2.0 * kqljax.RBF(eta=0.1) + kqljax.Matern32(length_scale=3.0)) == [
+        0.1,
+        2.0,
+        3.0,
+    ]
 
 
 def test_float32_stays_float32():
@@ -93,10 +103,15 @@ def test_float32_stays_float32():
     for eta in (0.5, np.float64(0.5), [0.5, 1.0], np.array([0.5, 1.0]), jnp.array([0.5, 1.0])):
         kernel = kqljax.RBF(eta=eta)
         assert kernel.matrix(points, points).dtype == jnp.float32
-        assert kernel.terms(points.obs[0], jax.tree.map(lambda leaf: leaf[1], points)).dtype == jnp.float32
+        assert (
+            kernel.terms(points.obs[0], jax.tree.map(lambda leaf: leaf[1], points)).dtype
+            == jnp.float32
+        )
         assert kernel.mixing(2, 3, jnp.float32).scale.dtype == jnp.float32
     near = jnp.array([0.5, 0.5], jnp.float32)
-    assert float(kernels.squared_distance(near, near + jnp.float32(1e-4))) == pytest.approx(2e-8, rel=1e-2)
+    assert float(kernels.squared_distance(near, near + jnp.float32(1e-4))) == pytest.approx(
+        2e-8, rel=1e-2
+    )
 
 
 @pytest.mark.parametrize("kernel", [kqljax.Matern32(), kqljax.Matern52(), kqljax.RBF()])
@@ -119,7 +134,9 @@ class Stretched(kqljax.RBF):
     stretch: float = 3.0
 
     def evaluate(self, x, y):
-        return jnp.exp(-self.eta * jnp.sum((self.stretch * (x.obs - y.obs)) ** 2)) * jnp.dot(x.action, y.action)
+        return jnp.exp(-self.eta * jnp.sum((self.stretch * (x.obs - y.obs)) ** 2)) * jnp.dot(
+            x.action, y.action
+        )
 
 
 class KnowsItsDiagonal(Kernel):
@@ -158,7 +175,7 @@ def test_errors_say_what_to_do():
         Nothing().evaluate(one_pair(8), one_pair(8))
 
 
-# What a config looks at ----------------------------------------------------------------------------------------------
+# What a config looks at ---------------------------------------------------------------------------
 
 
 def config(kernel):
@@ -172,7 +189,10 @@ def config(kernel):
         (-1.0 * kqljax.RBF(), r"gives k\(x, x\) = -1"),
         (kqljax.RBF(eta=-1.0), "eta must be above 0, got -1.0"),
         (kqljax.RBF(eta=[1.0, 0.0, 2.0]), r"eta must be above 0, got 0.0 at index \(1,\)"),
-        (0.5 * kqljax.RBF(eta=[1.0, 2.0]), "kernel.eta must be a number or 3 numbers, one a coordinate, got"),
+        (
+            0.5 * kqljax.RBF(eta=[1.0, 2.0]),
+            "kernel.eta must be a number or 3 numbers, one a coordinate, got",
+        ),
         (kqljax.Matern32(length_scale=np.ones(3)), "length_scale must be a number, got"),
         (
             0.5 * kqljax.Matern32(length_scale=-2.0) + 0.5 * kqljax.RBF(),
@@ -191,7 +211,9 @@ def test_what_is_no_kernel_is_refused(kernel, words):
 
 
 def test_normalisation_is_reported():
-    with pytest.warns(kqljax.NormalisationWarning, match=r"from 2 to 2.*Scale it, for example 0\.25 \* kernel"):
+    with pytest.warns(
+        kqljax.NormalisationWarning, match=r"from 2 to 2.*Scale it, for example 0\.25 \* kernel"
+    ):
         config(4.0 * kqljax.RBF()).validate(obs_dim=3)
     with pytest.warns(kqljax.NormalisationWarning, match="from 0.316"):
         (0.1 * kqljax.RBF()).validate(obs_dim=3, num_actions=2)
@@ -199,7 +221,14 @@ def test_normalisation_is_reported():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    "kernel", [kqljax.RBF(), kqljax.RBF(eta=[0.1] * 4), kqljax.Linear(), kqljax.Matern32(), kqljax.Matern52()]
+    "kernel",
+    [
+        kqljax.RBF(),
+        kqljax.RBF(eta=[0.1] * 4),
+        kqljax.Linear(),
+        kqljax.Matern32(),
+        kqljax.Matern52(),
+    ],
 )
 def test_own_kernels_are_normalised(kernel):
     kernel.validate(obs_dim=4, num_actions=3)

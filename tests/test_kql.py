@@ -526,6 +526,8 @@ def test_a_step_says_what_the_features_leave_out():
 
 def test_float64_on_a_tpu_says_what_to_do(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    with pytest.raises(ValueError, match=r"no float64.*dtype=jnp.float32 with engine=kqljax.Weights"):
+    with pytest.raises(
+        ValueError, match=r"no float64.*dtype=jnp.float32 with engine=kqljax.Weights"
+    ):
         kql_init(config("exact"), 2)
     assert kql_init(config("taylor"), 2, jnp.float32).reward.dtype == jnp.float32

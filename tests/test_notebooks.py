@@ -5,7 +5,14 @@ import re
 import pytest
 from build_notebooks import execute, notebooks
 
-NAMES = {"quickstart", "inside_a_step", "sweep_in_one_vmap", "exact_to_features", "theory_on_a_run", "bring_your_own"}
+NAMES = {
+    "quickstart",
+    "inside_a_step",
+    "sweep_in_one_vmap",
+    "exact_to_features",
+    "theory_on_a_run",
+    "bring_your_own",
+}
 
 
 def test_they_are_there():

@@ -218,7 +218,9 @@ def test_dimensions_of_a_running_state(short_run):
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-5), ("float32", 2e-2)])
 def test_dimensions_of_a_state_with_features(dtype, tolerance):
     task = kqljax.make_task("MountainCar-v0")
-    cfg = task.config(horizon=50, engine=kqljax.Weights(features.taylor(kqljax.RBF(eta=task.eta), 2, 3, 1e-6)))
+    cfg = task.config(
+        horizon=50, engine=kqljax.Weights(features.taylor(kqljax.RBF(eta=task.eta), 2, 3, 1e-6))
+    )
     run = jax.jit(lambda key: kqljax.train(key, task, cfg, 50, dtype=dtype))(jax.random.key(3))
     exact = task.config(horizon=50)
     # The same transitions through the exact engine's state.

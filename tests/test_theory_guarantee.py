@@ -142,9 +142,7 @@ def test_config_from_theory():
     assert cfg.beta == pytest.approx(3 * 2.0 * math.sqrt(1e-4) / 0.05)
     assert (cfg.lam, cfg.gamma, cfg.horizon, cfg.tie_break) == (1e-4, 0.95, 1000, "random")
     cfg.validate(obs_dim=2)
-    noisy = theory.from_theory(
-        kqljax.Linear(), **SIZES, horizon=10**6, rho=2.0, sigma=1.0, lam=1.0
-    )
+    noisy = theory.from_theory(kqljax.Linear(), **SIZES, horizon=10**6, rho=2.0, sigma=1.0, lam=1.0)
     assumed = theory.assume(kqljax.Linear(), **SIZES, horizon=10**6, rho=2.0, sigma=1.0, lam=1.0)
     assert noisy.beta == pytest.approx(theory.confidence_width(assumed))
     assert assumed.d_lambda == 5 and assumed.c_lambda > 0

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from kqljax import io
+from kqljax._checks import describe, whole_number
 from kqljax.agent import beliefs, episodes
 from kqljax.agent.beliefs import Beliefs, Fitted
 from kqljax.agent.by_rounds import Rounds
@@ -21,9 +22,7 @@ from kqljax.agent.history import SIZE, History, Memory
 from kqljax.agent.loops import Loop, Steps
 from kqljax.agent.scaling import Ranges, check_end_value, check_obs_bounds, check_reward_range
 from kqljax.agent.spaces import open_env, preset_of, read_actions, read_observations
-from kqljax.checks import whole_number
 from kqljax.config import KQLConfig
-from kqljax.errors import describe
 from kqljax.kernels import RBF, Kernel
 from kqljax.rounds import DEFAULT, Recipe
 
@@ -307,7 +306,11 @@ class KQL:
         self._given, self._env = env, new
 
     def close(self) -> None:
-        """Closes the environment, if the agent opened it. It is opened again when it is needed."""
+        """Closes the environment, if the agent opened it. It is opened again when it is needed.
+
+        Examples:
+          >>> kqljax.KQL("MountainCar-v0", seed=0).learn(20).close()
+        """
         if isinstance(self._given, str) and self._env is not None:
             self._env.close()
             self._env = None
@@ -343,7 +346,7 @@ class KQL:
         return self.actions[self.choose(observation)], None
 
     def choose(self, observation: Any) -> np.ndarray:
-        """`predict` as the index `[]`, or `[n]` for a batch, of the action in `actions`."""
+        """The index `[]`, or `[n]` for a batch, of the action in `actions`; see `predict`."""
         obs, is_batch = self._observations.batch(observation)
         fitted = self._fitted()
         index = beliefs.act(fitted.policy, fitted.scaling, obs)
@@ -362,7 +365,7 @@ class KQL:
         return getattr(self.beliefs(observation), self._learner.acts_by)
 
     def beliefs(self, observation: Any) -> Beliefs:
-        """Mean, spread and optimistic value, `[A]` each, or `[n, A]` for a batch."""
+        """Mean, spread and optimistic value, `[A]` each, or `[n, A]` for a batch; see `Beliefs`."""
         obs, is_batch = self._observations.batch(observation)
         found = beliefs.believe(self._fitted(is_whole=True), obs)
         return found if is_batch else Beliefs(*(each[0] for each in found))
@@ -433,7 +436,7 @@ class KQL:
     def load(
         cls, path: str | os.PathLike[str], *, env: Any = None, kernel: Kernel | None = None
     ) -> Self:
-        """The agent that `save` wrote; it acts as the saved one did and goes on with a new episode.
+        """The agent that `save` wrote, which acts alike and goes on with a new episode; see `save`.
 
         Args:
           env: to learn and be evaluated in, where it was not given by name or shall be another.

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kqljax._arrays import in_dtype
 from kqljax.agent.beliefs import Beliefs, Fitted, act, compiled, in_float64
 from kqljax.agent.history import Memory
 from kqljax.agent.scaling import Ranges, Scaling
-from kqljax.arrays import in_dtype
 from kqljax.config import KQLConfig
 from kqljax.kql import kql_init, kql_resize, kql_step
 from kqljax.policy import KQLPolicy

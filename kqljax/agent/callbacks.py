@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kqljax.errors import describe
+from kqljax._checks import describe
 
 Callback = Callable[[Any, "AgentStep"], Any]
 

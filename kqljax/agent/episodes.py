@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from kqljax._checks import whole_number
 from kqljax.agent.spaces import check_env, make_env
-from kqljax.checks import whole_number
 
 MAX_STEPS = 1000
 """Steps after which an episode is cut off, where the environment has no time limit of its own."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kqljax.errors import describe
+from kqljax._checks import describe
 
 _SLACK = 1e-5
 """How far beyond a stated range a reward may be, in units of the range: rounding."""
@@ -115,8 +115,9 @@ class Ranges(NamedTuple):
         if self.is_reward_fixed:
             raise ValueError(
                 f"the environment paid {least if is_below else most:g}, which is out of "
-                f"reward_range=({before[0]:g}, {before[1]:g}). Give a range that holds every reward, "
-                f"such as reward_range=({least:g}, {most:g}), or 'estimate' to have it estimated."
+                f"reward_range=({before[0]:g}, {before[1]:g}). Give a range that holds every "
+                f"reward, such as reward_range=({least:g}, {most:g}), or 'estimate' to have it "
+                "estimated."
             )
         least = float(min(least, 1.5 * before[0])) if is_below else before[0]
         most = float(max(most, 1.5 * before[1])) if is_above else before[1]

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from kqljax.errors import describe
+from kqljax._checks import describe
 from kqljax.tasks import TASKS, Preset
 
 _HUGE = 1e30

@@ -34,9 +34,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from kqljax.checks import check_positive, require, whole_number
-from kqljax.errors import is_known
-from kqljax.pytrees import register
+from kqljax._arrays import register
+from kqljax._checks import check_positive, is_known, require, whole_number
 from kqljax.regression import largest
 from kqljax.state import Transition
 from kqljax.tasks import Task

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kqljax.pytrees import register
+from kqljax._arrays import register
 from kqljax.tasks import Task
 
 Array = jax.Array

@@ -32,9 +32,7 @@ Array = jax.Array
 P = TypeVar("P")
 
 NESTED = 3
-"""vmaps around a step that may be nested: seeds, settings, tasks. A custom rule has to end
-somewhere.
-"""
+"""vmaps that may be nested around a step: seeds, settings, tasks."""
 
 
 class Sizes(NamedTuple):
@@ -58,14 +56,12 @@ class Work(NamedTuple):
 
     Attributes:
       next: prediction `[A]` at the state just reached, from before the new pair.
-      query: prediction `[A]` at the state asked about, which `update` makes to include the new
-        pair; None where none was asked.
+      query: prediction `[A]` at the state asked about, if any; `update` includes the new pair.
       slot: `[]` int32, where the pair goes; the same for all seeds of a vmap.
       is_stored: `[]` bool, the pair is valid and a slot was free.
       width_sq: `[]` squared width of the new pair before it is stored.
       residual: `[]` mismatch of two ways to compute the mean at the new pair, after `update`.
-      feature_error: `[]` largest part of k(x, x) that the features leave out; 0 where there are
-        none.
+      feature_error: `[]` largest part of k(x, x) that features leave out; 0 without features.
       parts: what the engine keeps for itself, documented in the engine's file.
     """
 
@@ -80,10 +76,7 @@ class Work(NamedTuple):
 
 
 class Engine(Protocol[P]):
-    """Carries the ridge regression of Algorithm 1 in a posterior P.
-
-    Shapes: A actions, T slots, l numbers in an observation.
-    """
+    """Carries the ridge regression of Algorithm 1 in a posterior P. Shapes as in `Sizes`."""
 
     def validate(self, kernel: Kernel, lam: Any, sizes: Sizes) -> None:
         """Raises ValueError for what this engine cannot do, a dtype without enough digits too.
@@ -98,9 +91,7 @@ class Engine(Protocol[P]):
         """An empty posterior."""
 
     def resize(self, posterior: P, capacity: int, is_full: bool) -> P:
-        """The same with more room. `is_full`: no slot is free, which some engines turn into
-        speed.
-        """
+        """The same with more room; some engines make use of `is_full`, that no slot is free."""
 
     def prepare(
         self,
@@ -123,19 +114,16 @@ class Engine(Protocol[P]):
         """`posterior.rows` `[A, T]`: mean and squared width at every state that was reached."""
 
     def predictor(self, posterior: P, reuse: bool) -> Any:
-        """What many predictions share. `reuse`: many will be asked, so that a factorisation
-        pays.
-        """
+        """What predictions share. `reuse`: many will be asked, so that a factorisation pays."""
 
     def predict(self, predictor: Any, obs: Array) -> Prediction:
         """Mean and squared width `[A, n]` at states `[n, l]`."""
 
 
 def shared(slot: Array) -> Array:
-    """The slot that the next pair goes to: under vmap one number for all, the largest of theirs.
+    """The slot that the next pair goes to: under vmap one for all, the largest of theirs.
 
-    So a write is one slice for the whole batch, not a loop over it. Slots that a member leaves out
-    stay empty, and their action of -1 masks them.
+    Slots that a member leaves out stay empty, and their action of -1 masks them.
     """
     return _shared(NESTED)(slot)
 
@@ -154,10 +142,7 @@ def _shared(levels: int) -> Any:
 
 
 def put(array: Array, slot: Array, value: Array, is_wanted: Array) -> Array:
-    """`array` `[..., T]` with `value` `[...]` in a slot.
-
-    Elementwise, so that it fuses into whatever reads the array; for arrays that a step reads whole.
-    """
+    """`array` `[..., T]` with `value` `[...]` in a slot; fuses into what reads all of the array."""
     is_slot = (jnp.arange(array.shape[-1]) == slot) & is_wanted
     return jnp.where(is_slot, jnp.expand_dims(jnp.asarray(value, array.dtype), -1), array)
 

@@ -27,34 +27,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kqljax.arrays import dot, few_columns, in_dtype, pad
-from kqljax.checks import X64_REMEDY
+from kqljax._arrays import dot, few_columns, in_dtype, pad, register
+from kqljax._checks import X64_REMEDY, is_known
 from kqljax.engines.base import Sizes, Work, diagonal, pad_actions, put, put_slice, shared
-from kqljax.errors import is_known
 from kqljax.kernels import Kernel, Pair, every_action, num_terms
-from kqljax.pytrees import register
 from kqljax.state import Prediction, Transition
 
 Array = jax.Array
 
 
 class ExactPosterior(NamedTuple):
-    """Kernel ridge regression on the pairs seen so far. Slots that hold no pair are zero
-    everywhere.
+    """Kernel ridge regression on the pairs seen so far; zeros in slots without a pair.
 
     Attributes:
       kernel: the kernel.
       lam: `[]` ridge parameter.
-      next_slot: `[]` int32, where the next pair goes. It moves on at every call, also where a pair
-        was not wanted.
+      next_slot: `[]` int32, where the next pair goes; it moves on at every call.
       obs: `[l, T]` states of the stored pairs.
       action: `[T]` int32, their actions; -1 in empty slots, which masks them.
       next_obs: `[l, T]` the states reached from them, to which the rows belong.
-      whitener: P, lower triangular, in blocks of rows `[rows_b, columns_b]`; only the last block is
-        written to. A block has as many columns as there were slots when it was the last, so that
-        most of the zeros above the diagonal are not stored.
-      cross: `[T, J T]` the J state terms of the kernel, between the states reached and the stored
-        pairs.
+      whitener: P, lower triangular, in blocks of rows `[rows_b, columns_b]`, of which the last is
+        written to. A block has as many columns as there were slots when it was the last one.
+      cross: `[T, J T]` the kernel's J state terms between states reached and stored pairs.
       alpha: `[T]` (K + lam I)^-1 y.
       rows: prediction `[A, T]` at the states reached.
     """
@@ -77,8 +71,7 @@ class ExactPosterior(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The exact engine's part of `Work`; C columns: the new pair, targets, next and query by
-    action.
+    """The exact engine's part of `Work`; C columns: new pair, targets, next and query by action.
 
     Attributes:
       pair: the new pair.
@@ -104,8 +97,7 @@ class Parts(NamedTuple):
 @register
 @dataclasses.dataclass(frozen=True)
 class Exact:
-    """The exact engine, the default: every stored pair counts, O(T^2) numbers and operations a
-    step.
+    """The exact engine, the default: O(T^2) numbers and operations a step.
 
     In float32 it needs a larger lam than the paper's and refuses what would diverge.
 
@@ -145,8 +137,7 @@ class Exact:
         if terms != stored:
             raise ValueError(
                 f"the state stores {stored} terms a pair, the kernel {type(kernel).__name__} has "
-                f"{terms}: the state was made with another kernel. Make it with kql_init and this "
-                "config."
+                f"{terms}: another kernel made it. Make the state with kql_init and this config."
             )
         return obs_dim
 
@@ -172,7 +163,9 @@ class Exact:
         """Where no slot is free the last block of the whitener is closed: fewer zeros to read."""
         old, more = posterior.capacity, capacity - posterior.capacity
         *closed, last = posterior.whitener
-        new = (last, jnp.zeros((more, capacity), last.dtype)) if is_full else (pad(last, more, 0, 1),)
+        new = (
+            (last, jnp.zeros((more, capacity), last.dtype)) if is_full else (pad(last, more, 0, 1),)
+        )
         cross = pad(posterior.cross.reshape(old, -1, old), more, 0, 2).reshape(capacity, -1)
         obs, next_obs, rows = jax.tree.map(
             lambda array: pad(array, more, 1), (posterior.obs, posterior.next_obs, posterior.rows)
@@ -213,8 +206,7 @@ class Exact:
         chosen = jax.nn.one_hot(action, num_actions, dtype=targets.dtype)
         pair = Pair(obs, chosen)
 
-        # The whitener has zeros where the new pair goes, so it may be in the kernel vectors
-        # already.
+        # The whitener has zeros where the new pair goes: the kernel vectors may have it already.
         at = jnp.minimum(slot, capacity - 1)
         posterior = posterior._replace(
             next_slot=jnp.minimum(slot + 1, capacity),
@@ -258,8 +250,7 @@ class Exact:
         kappa = lam + lam * work.width_sq
         gain = jnp.where(is_stored, 1.0 / kappa, 0.0)
         error = target - parts.overlaps[0, 1]
-        # One pass over the old whitener and none over the new: a second reader would make XLA copy
-        # it.
+        # One pass over the old whitener: XLA would copy it for a second reader of the new one.
         known, alpha = unwhiten(posterior, jnp.stack([parts.whitened[:, 0], parts.whitened[:, 1]]))
         direction = (jnp.arange(posterior.capacity) == slot) - known
         alpha = jnp.where(is_stored, alpha + direction * (error * gain), posterior.alpha)
@@ -333,8 +324,8 @@ class Exact:
 def least_float32_lam(capacity: int) -> float:
     """The smallest lam that the exact engine takes in float32, 32 T eps.
 
-    The Gram matrix has eigenvalues up to T, so rounding perturbs it by about T eps, and lam must
-    stand well above that: Q-hat then stays within 1% of its range (benchmarks/numerics.py).
+    Rounding perturbs the Gram matrix, with eigenvalues up to T, by about T eps. With lam well
+    above, Q-hat stays within 1% of its range (benchmarks/numerics.py).
     """
     return 32 * capacity * float(np.finfo(np.float32).eps)
 
@@ -345,11 +336,7 @@ def variance(own: Array, explained: Array) -> Array:
 
 
 def state_terms(kernel: Kernel, state: Array, posterior: ExactPosterior) -> Array:
-    """State terms `[J, T]` between a state `[l]` and the stored pairs; 0 in empty slots.
-
-    An empty slot is no point of the kernel's domain: whatever comes out there, NaN too, goes no
-    further.
-    """
+    """State terms `[J, T]` between a state `[l]` and stored pairs; 0, never NaN, in empty slots."""
     num_actions = posterior.rows.mean.shape[0]
     action = jax.nn.one_hot(posterior.action, num_actions, dtype=state.dtype)
     stored = Pair(posterior.obs.T, action)
@@ -358,9 +345,7 @@ def state_terms(kernel: Kernel, state: Array, posterior: ExactPosterior) -> Arra
 
 
 def mixing(posterior: ExactPosterior) -> tuple[Array, Array | None]:
-    """How state terms make up the kernel with each stored pair: scale `[J, A, T]`, shift `[A,
-    T]`.
-    """
+    """Scale `[J, A, T]` and shift `[A, T]` that make state terms the kernel with stored pairs."""
     num_actions = posterior.rows.mean.shape[0]
     scale, shift = posterior.kernel.mixing(
         posterior.obs.shape[0], num_actions, posterior.alpha.dtype
@@ -376,9 +361,7 @@ def mixing(posterior: ExactPosterior) -> tuple[Array, Array | None]:
 
 
 def kernel_vectors(scale: Array, shift: Array | None, terms: Array) -> Array:
-    """Kernel `[A, T]` between a state with every action and the stored pairs, from `[J, T]`
-    terms.
-    """
+    """Kernel `[A, T]` of a state with every action and the stored pairs, from terms `[J, T]`."""
     vectors = functools.reduce(jnp.add, (terms[j] * scale[j] for j in range(len(terms))))
     return vectors if shift is None else vectors + shift
 

@@ -26,30 +26,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kqljax.arrays import dot, in_dtype, pad
+from kqljax._arrays import dot, in_dtype, pad, register
+from kqljax._checks import describe
 from kqljax.engines.base import Sizes, Work, diagonal, pad_actions, put, shared
-from kqljax.errors import describe
 from kqljax.features import FeatureMap
 from kqljax.kernels import Kernel
-from kqljax.pytrees import register
 from kqljax.state import Prediction, Transition
 
 Array = jax.Array
 
 
 class WeightPosterior(NamedTuple):
-    """Ridge regression on features of the pairs seen so far. Slots without a pair are zero
-    everywhere.
+    """Ridge regression on features of the pairs seen so far; zeros in slots without a pair.
 
     Attributes:
       lam: `[]` ridge parameter.
-      next_slot: `[]` int32, where the next pair goes. It moves on at every call, also where a pair
-        was not wanted.
+      next_slot: `[]` int32, where the next pair goes; it moves on at every call.
       psi: `[m, T]` features of the stored pairs' states.
       action: `[T]` int32, their actions; -1 in empty slots, which masks them.
       next_psi: `[m, T]` features of the states reached from them, to which the rows belong.
-      root: `[m, A, D]` S; features first, so that it is a matrix both as `[m, A D]` and as `[m A,
-        D]`.
+      root: `[m, A, D]` S; features first, to be a matrix as `[m, A D]` and as `[m A, D]`.
       white: `[D]` sum of y w over all pairs.
       rows: prediction `[A, T]` at the states reached.
     """
@@ -70,8 +66,7 @@ class WeightPosterior(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The weight engine's part of `Work`; C rows: the new pair, the targets, next and query by
-    action.
+    """The weight engine's part of `Work`; C rows: new pair, targets, next and query by action.
 
     Attributes:
       whitened: `[C, D]` w.
@@ -109,10 +104,8 @@ class Weights:
       features: a map of `kqljax.features`, which says how well it stands for the kernel.
 
     Examples:
-      >>> found = features.taylor(kqljax.RBF(eta=0.02), obs_dim=2, num_actions=3)
-      >>> cfg = kqljax.KQLConfig(
-      ...     kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=50_000, engine=kqljax.Weights(found)
-      ... )
+      >>> engine = kqljax.Weights(features.taylor(kqljax.RBF(), obs_dim=2, num_actions=3))
+      >>> cfg = kqljax.KQLConfig(kqljax.RBF(), num_actions=3, horizon=50_000, engine=engine)
       >>> kqljax.kql_init(cfg, obs_dim=2).posterior.psi.shape
       (15, 50000)
     """
@@ -184,8 +177,7 @@ class Weights:
         psi = jax.vmap(features.psi)(jnp.stack(states))
         unspanned = jax.vmap(features.residual)(jnp.stack(states), psi)
 
-        # The new row goes in before the others are read: reading first would make XLA copy the
-        # array.
+        # The new row goes in before the others are read: XLA would copy the array otherwise.
         posterior = posterior._replace(
             next_slot=jnp.minimum(slot + 1, capacity),
             psi=put(posterior.psi, slot, psi[0], is_stored),
@@ -227,8 +219,7 @@ class Weights:
         error = target - known
         root_n = jnp.sqrt(1.0 + n)
         shrink = jnp.where(is_stored, 1.0 / ((1.0 + n) + root_n), 0.0)
-        # S_new^T v = S^T v - c f (f . S^T v): for the moment and, times the target, for the new
-        # pair.
+        # S_new^T v = S^T v - c f (f . S^T v): for the moment and the new pair, times its target.
         white = moment + (target / root_n - shrink * known) * f
         white = jnp.where(is_stored, white, posterior.white)
         columns = pad(jnp.stack([f, white], axis=1), 2, 1)  # two columns cost more than four
@@ -262,8 +253,7 @@ class Weights:
     def predictor(self, posterior: WeightPosterior, reuse: bool) -> WeightPredictor:
         """With `reuse` S is turned into `[m, A, m]` where that is smaller.
 
-        By a QR factorisation of S^T, which keeps float32's digits; a Cholesky factor of S S^T would
-        lose half of them.
+        By QR of S^T: a Cholesky factor of S S^T would lose half of float32's digits.
         """
         factor, white = posterior.root, posterior.white
         m, num_actions, d = factor.shape

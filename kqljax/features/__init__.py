@@ -14,9 +14,7 @@ largest difference from the kernel, as a bound or as measured; `error_kind` says
 """
 
 from kqljax.features.base import FeatureMap, kernel_error
-from kqljax.features.fourier import fourier
-from kqljax.features.linear import linear
+from kqljax.features.explicit import fourier, linear, taylor
 from kqljax.features.nystrom import nystrom
-from kqljax.features.taylor import taylor
 
 __all__ = ["FeatureMap", "fourier", "kernel_error", "linear", "nystrom", "taylor"]

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.arrays import dot, in_dtype
-from kqljax.errors import is_known
-from kqljax.kernels import Kernel, Pair, check_shapes, every_action
-from kqljax.pytrees import register
+from kqljax._arrays import dot, in_dtype, register
+from kqljax._checks import is_known, require
+from kqljax.kernels import Kernel, Pair, check_shapes, every_action, shapes
 
 Array = jax.Array
 
@@ -29,14 +28,14 @@ MAX_FEATURES = 2000
 class FeatureMap:
     """What all maps have. Make one with the functions of this package.
 
-    Subclasses become frozen dataclasses and pytrees; `static` names the fields that are no leaves.
+    Subclasses become frozen dataclasses and pytrees; `static` names fields that are no leaves.
 
     Attributes:
       kernel: the kernel it stands for.
       root: `[A, m, D]` R, how features of states become features of pairs.
       error: largest difference from the kernel.
-      obs_dim: l (static).
-      error_kind: "exact", "bound" or "measured" (static).
+      obs_dim: l, static.
+      error_kind: "exact", "bound" or "measured", static.
 
     Examples:
       >>> found = features.linear(kqljax.Linear(), obs_dim=2, num_actions=3)
@@ -54,10 +53,8 @@ class FeatureMap:
 
     def __init_subclass__(cls, static: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        register(
-            dataclasses.dataclass(frozen=True, kw_only=True)(cls),
-            static=("obs_dim", "error_kind", *static),
-        )
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        register(cls, static=("obs_dim", "error_kind", *static))
 
     @property
     def num_actions(self) -> int:
@@ -85,19 +82,12 @@ class FeatureMap:
     def check(
         self, kernel: Kernel, obs_dim: int | None, num_actions: int, dtype: Any = None
     ) -> None:
-        """Raises ValueError where the map was made for something else.
-
-        Args:
-          dtype: of the state, where it is known; maps that it cannot carry refuse it.
-        """
-        if obs_dim is not None and obs_dim != self.obs_dim:
-            raise ValueError(
-                f"the feature map was made for observations of length {self.obs_dim}, not {obs_dim}. Make it anew."
-            )
+        """ValueError where the map was made for something else; `dtype` is None where not known."""
+        text = "the feature map was made for {}, not {}. Make it anew."
+        if obs_dim not in (None, self.obs_dim):
+            raise ValueError(text.format(f"observations of length {self.obs_dim}", obs_dim))
         if num_actions != self.num_actions:
-            raise ValueError(
-                f"the feature map was made for {self.num_actions} actions, not {num_actions}. Make it anew."
-            )
+            raise ValueError(text.format(f"{self.num_actions} actions", num_actions))
         same: bool = jax.tree.structure(kernel) == jax.tree.structure(self.kernel)  # type: ignore[operator]
         if same and is_known(kernel, self.kernel):
             pairs = zip(jax.tree.leaves(kernel), jax.tree.leaves(self.kernel), strict=True)
@@ -109,12 +99,9 @@ class FeatureMap:
             )
 
 
-def check_tolerance(tolerance: float) -> float:
-    if not 0 < tolerance < 1:
-        raise ValueError(
-            f"tolerance must be in (0, 1), got {tolerance}: it is the largest error in the kernel, whose values are up to 1."
-        )
-    return float(tolerance)
+def check_tolerance(tolerance: Any) -> float:
+    what = "It is the largest error in the kernel, whose values are up to 1."
+    return float(require("tolerance", tolerance, lambda x: (x > 0) & (x < 1), "in (0, 1)", what))
 
 
 def check_kernel(kernel: Any, kinds: tuple[type, ...], name: str) -> None:
@@ -131,7 +118,7 @@ def on_host(function: Any, *args: Any) -> np.ndarray:
 
 
 def kernel_error(features: FeatureMap, states: np.ndarray) -> float:
-    """Largest difference from the kernel over all pairs of states `[N, l]` and actions, in float64.
+    """Largest difference from the kernel over all pairs of states `[N, l]` and actions.
 
     Examples:
       >>> states = np.random.default_rng(0).uniform(-1, 1, (10, 2))
@@ -150,14 +137,10 @@ def kernel_error(features: FeatureMap, states: np.ndarray) -> float:
     return float(on_host(difference, features, np.asarray(states)))
 
 
-# Kernels that are a state part times an action part -------------------------------------------
-
-
 class ProductMap(FeatureMap):
-    """A map of a kernel that is a state part times an action part.
+    """A map of a state part times an action part. The root's rows are orthogonal.
 
-    Attributes:
-      shares: `[A, m]` what each feature, squared, adds to k(x, x); the root's rows are orthogonal.
+    `shares` `[A, m]` is what each feature, squared, adds to k(x, x).
     """
 
     shares: Any
@@ -170,8 +153,8 @@ class ProductMap(FeatureMap):
 def action_gram(kernel: Kernel, obs_dim: int, num_actions: int, name: str) -> Any:
     """G `[A, A]` of a kernel that is a state part times G; an error for others."""
     check_shapes(kernel, obs_dim)
-    shapes = jax.eval_shape(lambda: kernel.mixing(obs_dim, num_actions, jnp.float32))
-    if not kernel.is_split or shapes.scale.shape[0] != 1 or shapes.shift is not None:
+    scale, shift = shapes(kernel, obs_dim, num_actions)
+    if not kernel.is_split or len(scale) != 1 or shift is not None:
         raise ValueError(
             f"{name} wants a kernel that is a state part times an action part, such as RBF; "
             f"{kernel} is not. Use features.fourier for the Matern kernels, features.linear for "
@@ -183,17 +166,17 @@ def action_gram(kernel: Kernel, obs_dim: int, num_actions: int, name: str) -> An
 
 
 class Group(NamedTuple):
-    """An eigenspace of the action Gram matrix: its share of k(x, x), and square roots `[A, r]`."""
+    """An eigenspace of the action Gram matrix: its share of k(x, x), and square roots `[A, r]`.
+
+    Each is a kernel of its own and needs only as many features as its share is worth.
+    """
 
     share: float
     factor: Any
 
 
 def groups_of(action_gram: Any) -> list[Group]:
-    """Eigenspaces of G, largest first; a traced G is one group.
-
-    Each is a kernel of its own and needs only as many features as its share is worth.
-    """
+    """Eigenspaces of G, largest first; a traced G is one group."""
     if not is_known(action_gram):
         return [Group(1.0, jnp.linalg.cholesky(action_gram))]
     values, vectors = np.linalg.eigh(action_gram)

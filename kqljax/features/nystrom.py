@@ -11,35 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from kqljax.arrays import dot
-from kqljax.errors import describe, is_known
-from kqljax.features.base import (
-    MAX_FEATURES,
-    ProductMap,
-    action_gram,
-    check_tolerance,
-    grouped_root,
-    groups_of,
-    on_host,
-)
+from kqljax._arrays import dot
+from kqljax._checks import X64_REMEDY, describe, is_known
+from kqljax.features import base
 from kqljax.kernels import Kernel, Pair
 
 Array = jax.Array
 
 LEAST_PIVOT = 2 * float(np.finfo(np.float32).eps)
-"""float32 resolves k(s, s) - ||psi(s)||^2 to 1.2e-7 of k(s, s): a state that was chosen for less
-than two of these adds rounding alone, blown up by 1 / sqrt(pivot). benchmarks/numerics.py prints
-what it costs on the paper's tasks on either side."""
+"""float32 resolves k(s, s) - ||psi(s)||^2 to 1.2e-7 of k(s, s): a state chosen for less than two of
+these adds rounding alone, blown up by 1 / sqrt(pivot) (benchmarks/numerics.py)."""
 
 
-class NystromMap(ProductMap, static=("needs_float64",)):
+class NystromMap(base.ProductMap, static=("needs_float64",)):
     """psi(s) = P k_D(s), the Newton basis of chosen states, P their Gram matrix's inverse factor.
 
     Attributes:
       points: `[m, l]` the chosen states.
       whitener: `[m, m]` P^T; with the states' rows on its left it is several times faster on CPU.
-      needs_float64: whether it was made to a tolerance that float32 cannot carry (static, so
-        that it is known inside jit).
+      needs_float64: whether float32 cannot carry its tolerance, static: known inside jit.
     """
 
     points: Any
@@ -47,8 +37,8 @@ class NystromMap(ProductMap, static=("needs_float64",)):
     needs_float64: bool
 
     def psi(self, obs: Array) -> Array:
-        against = functools.partial(_state_part, self.kernel, num_actions=self.num_actions)
-        vector = jax.vmap(against, (None, 0))(obs, jnp.asarray(self.points, obs.dtype))
+        part = functools.partial(_state_part, self.kernel, obs, num_actions=self.num_actions)
+        vector = jax.vmap(part)(jnp.asarray(self.points, obs.dtype))
         return dot(vector, jnp.asarray(self.whitener, obs.dtype))
 
     def check(
@@ -57,10 +47,9 @@ class NystromMap(ProductMap, static=("needs_float64",)):
         super().check(kernel, obs_dim, num_actions)
         if self.needs_float64 and dtype is not None and np.dtype(dtype) == np.float32:
             raise ValueError(
-                f"float32 cannot carry these {self.num_features} features: they were made to a "
-                "tolerance below its rounding, and values would be wrong (docs/numerics.md). Give "
-                "features.nystrom a tolerance of at least 1e-6 of k(x, x), or use float64: set "
-                "the environment variable JAX_ENABLE_X64=1."
+                f"float32 cannot carry these {self.num_features} features to their tolerance "
+                "(docs/numerics.md). Give features.nystrom a tolerance of at least 1e-6 of k(x, x) "
+                f"or use float64. {X64_REMEDY}"
             )
 
 
@@ -70,13 +59,12 @@ def nystrom(
     num_actions: int,
     tolerance: float = 1e-6,
     *,
-    max_features: int = MAX_FEATURES,
+    max_features: int = base.MAX_FEATURES,
 ) -> NystromMap:
     """Projection on some of `states` `[N, l]`, until all of them are within `tolerance`.
 
-    Pivoted Cholesky chooses. A state z is represented up to k(z, z) - ||psi(z)||^2, which bounds
-    the error in the kernel between any two such states and is measured on all `states`. Use states
-    like those the agent will see, for example those of `kqljax.tasks.sample_states(task)`.
+    Pivoted Cholesky chooses. The largest k(z, z) - ||psi(z)||^2 of all `states` bounds the error.
+    Use states like those the agent will see, as of `kqljax.tasks.sample_states(task)`.
 
     Examples:
       >>> states = np.random.default_rng(0).uniform(-1, 1, (50, 2))
@@ -91,9 +79,9 @@ def nystrom(
         raise ValueError(
             "features.nystrom chooses states by their kernel values: make it outside jit and vmap."
         )
-    check_tolerance(tolerance)
+    base.check_tolerance(tolerance)
     obs_dim = states.shape[1]
-    groups = groups_of(action_gram(kernel, obs_dim, num_actions, "features.nystrom"))
+    groups = base.groups_of(base.action_gram(kernel, obs_dim, num_actions, "features.nystrom"))
     wanted = [tolerance / len(groups) / group.share for group in groups]
     least = min(wanted)
     chosen, factor, left = _pivoted_cholesky(kernel, states, num_actions, least, max_features)
@@ -108,7 +96,7 @@ def nystrom(
     factor = factor[:size, :size]
     pivots = np.diagonal(factor) ** 2
     return NystromMap(
-        kernel=kernel, obs_dim=obs_dim, error_kind="measured", **grouped_root(groups, sizes),
+        kernel=kernel, obs_dim=obs_dim, error_kind="measured", **base.grouped_root(groups, sizes),
         error=float(sum(group.share * left[n] for group, n in zip(groups, sizes, strict=True))),
         points=states[chosen[:size]],
         whitener=solve_triangular(factor, np.eye(size), lower=True).T.copy(),
@@ -132,14 +120,14 @@ def _pivoted_cholesky(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Chosen states `[n]`, their Gram matrix's Cholesky factor `[n, n]`, residuals `[n + 1]`."""
     part = functools.partial(_state_part, num_actions=num_actions)
-    left = on_host(lambda k, s: jax.vmap(lambda x: part(k, x, x))(s), kernel, states).copy()
+    left = base.on_host(lambda k, s: jax.vmap(lambda x: part(k, x, x))(s), kernel, states).copy()
     columns = np.zeros((len(states), min(most, len(states))))
     chosen: list[int] = []
     residuals = [float(left.max())]
     column_of = functools.partial(_column, num_actions=num_actions)
     while (residuals[-1] > wanted or not chosen) and len(chosen) < columns.shape[1]:
         best, n = int(left.argmax()), len(chosen)
-        against = on_host(column_of, kernel, states, states[best])
+        against = base.on_host(column_of, kernel, states, states[best])
         columns[:, n] = (against - columns[:, :n] @ columns[best, :n]) / math.sqrt(left[best])
         left = np.maximum(left - columns[:, n] ** 2, 0.0)
         left[best] = 0.0

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 
 from kqljax import features
+from kqljax._checks import unknown_name
 from kqljax.config import TIE_BREAKS
 from kqljax.engines import Exact, Weights
-from kqljax.errors import unknown_name
 from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52
 from kqljax.kql import kql_init
 from kqljax.rounds import DEFAULT

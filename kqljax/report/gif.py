@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from kqljax._checks import whole_number
 from kqljax.agent import episodes
 from kqljax.agent.spaces import check_env, make_env
-from kqljax.checks import whole_number
 from kqljax.io import replace_file
 
 

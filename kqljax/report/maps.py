@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kqljax._checks import whole_number
 from kqljax.agent import KQL
 from kqljax.agent.episodes import Episode
-from kqljax.checks import whole_number
 from kqljax.config import KQLConfig
 from kqljax.report.style import INK, finish, label, line, panels
 

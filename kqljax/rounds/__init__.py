@@ -1,7 +1,9 @@
-"""Learning in rounds: keep the transitions, fit everything anew from them now and then, act until the next round.
+"""Learning in rounds: keep the transitions, fit everything anew from them now and then, act until
+the next round.
 
-Fitted Q-iteration with KQL's regression and KQL's optimism. Algorithm 1 of the paper, exact and step by step, is
-`kqljax.kql_step`; this is another learner, for people who want every seed to learn. `docs/recipe.md` says what it is made of.
+Fitted Q-iteration with KQL's regression and KQL's optimism. Algorithm 1 of the paper, exact and
+step by step, is `kqljax.kql_step`; this is another learner, for people who want every seed to
+learn. `docs/recipe.md` says what it is made of.
 
     run = kqljax.train(key, task, kqljax.rounds.DEFAULT, num_steps=1000)
     returns = kqljax.evaluate(key, task, run, num_episodes=100)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import dot
+from kqljax._arrays import dot
 from kqljax.rounds.ensemble import BLOCK, Centres, Ensemble, UsedFirst, member_values
 from kqljax.rounds.pairs import padded, stored_pairs
 from kqljax.rounds.recipe import Recipe
@@ -24,7 +24,8 @@ class Model(NamedTuple):
 
     Attributes:
       obs: `[m, l]` centres.
-      coupling: `[A, m]` 1 where an action is the centre's, less elsewhere, 0 where a centre is not used.
+      coupling: `[A, m]` 1 where an action is the centre's, less elsewhere, 0 where a centre is not
+        used.
       weights: `[m, l + 2]` for s' - s, the reward and the share of an end.
       mean: `[l + 1]` of s' - s and the reward.
       scale: `[l]` inverse squared widths.
@@ -62,7 +63,9 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
     rows = pairs.rows
     most = min(recipe.model_centres, centres.pivot.size)
     block = min(BLOCK, most)
-    kernel, between = pairs.kernel(weights, recipe.model_coupling, lambda distance: _kernel(recipe, distance))
+    kernel, between = pairs.kernel(
+        weights, recipe.model_coupling, lambda distance: _kernel(recipe, distance)
+    )
     found = regression.span(
         kernel,
         between,
@@ -75,7 +78,9 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
         pivots=(centres.pivot[:most], centres.is_used[:most]),
     )
     is_stored = padded(transitions.is_stored)[:, None]
-    moved = jnp.concatenate([transitions.next_obs - transitions.obs, transitions.reward[:, None]], axis=1)
+    moved = jnp.concatenate(
+        [transitions.next_obs - transitions.obs, transitions.reward[:, None]], axis=1
+    )
     moved = padded(moved)
     mean = jnp.sum(jnp.where(is_stored, moved, 0.0), axis=0) / jnp.maximum(transitions.count, 1)
     targets = jnp.where(is_stored, moved - mean, 0.0)
@@ -90,7 +95,9 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
             lower = regression.cholesky(gram + ridge * jnp.eye(width, dtype=dtype))
             return regression.solve_factored(lower, dot(features.T, columns))
 
-        both = jnp.concatenate([weights(recipe.model_ridge, targets), weights(recipe.ends_ridge, ended)], axis=1)
+        both = jnp.concatenate(
+            [weights(recipe.model_ridge, targets), weights(recipe.ends_ridge, ended)], axis=1
+        )
         return jnp.pad(both, ((0, most - width), (0, 0)))
 
     columns = most // block
@@ -119,11 +126,15 @@ def _held(recipe: Recipe, transitions: Transitions, weights: Array) -> Array:
     goes_on = transitions.is_stored & ~transitions.ended
     distance = jnp.sqrt(jnp.sum(weights * (transitions.next_obs - transitions.obs) ** 2, axis=1))
     mean = jnp.sum(jnp.where(goes_on, distance, 0.0)) / jnp.maximum(jnp.sum(goes_on), 1)
-    return jnp.clip(jnp.round(recipe.stride / jnp.maximum(mean, 1e-9)), 1, recipe.most_held).astype(jnp.int32)
+    return jnp.clip(jnp.round(recipe.stride / jnp.maximum(mean, 1e-9)), 1, recipe.most_held).astype(
+        jnp.int32
+    )
 
 
 class ModelStep(NamedTuple):
-    """Attributes: `next_obs` `[n, l]`, `reward` `[n]` in [0, 1], `end` `[n]` share of an end, in [0, 1]."""
+    """Attributes: `next_obs` `[n, l]`, `reward` `[n]` in [0, 1], `end` `[n]` share of an end, in
+    [0, 1].
+    """
 
     next_obs: Array
     reward: Array
@@ -145,11 +156,17 @@ def predict_step(recipe: Recipe, model: Model, obs: Array, action: Array) -> Mod
     start = jnp.zeros((obs.shape[0], length + 2), model.weights.dtype)
     found = lax.fori_loop(0, regression.largest(model.blocks), add, start)
     reward = jnp.clip(found[:, length] + model.mean[length], 0.0, 1.0)
-    return ModelStep(obs + found[:, :length] + model.mean[:length], reward, jnp.clip(found[:, length + 1], 0.0, 1.0))
+    return ModelStep(
+        obs + found[:, :length] + model.mean[:length],
+        reward,
+        jnp.clip(found[:, length + 1], 0.0, 1.0),
+    )
 
 
 def plan_values(recipe: Recipe, model: Model, ensemble: Ensemble, obs: Array) -> Array:
-    """`[n, A]` for each first action the value of the best plan: `depth` actions, each held, then the ensemble's mean."""
+    """`[n, A]` for each first action the value of the best plan: `depth` actions, each held, then
+    the ensemble's mean.
+    """
     count, num_actions = obs.shape[0], ensemble.displacement.shape[0]
     gamma = recipe.finish_gamma
     # Under vmap the loop is as long as the longest seed's.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kqljax.pytrees import register
+from kqljax._arrays import register
 from kqljax.rounds.fit import check_recipe, fit, make_fit, require_float64
 from kqljax.rounds.learner import append, query
 from kqljax.rounds.policy import Policy

@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.checks import check_positive
-from kqljax.errors import is_known
+from kqljax._checks import check_positive, is_known
 from kqljax.kernels import RBF, Kernel, Linear
 
 Array = jax.Array

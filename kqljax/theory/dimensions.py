@@ -23,11 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from kqljax import regression
-from kqljax.arrays import dot, in_dtype
-from kqljax.checks import check_positive
+from kqljax._arrays import dot, in_dtype
+from kqljax._checks import check_positive, describe, is_known
 from kqljax.config import KQLConfig
 from kqljax.engines.exact import ExactPosterior
-from kqljax.errors import describe, is_known
 from kqljax.kernels import Kernel, Pair
 from kqljax.state import KQLInfo, KQLState
 

@@ -18,13 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kqljax.checks import check_gamma_and_lam, require
+from kqljax._arrays import register
+from kqljax._checks import check_gamma_and_lam, is_known, require
 from kqljax.config import KQLConfig
 from kqljax.engines import Exact
 from kqljax.engines.base import Engine
-from kqljax.errors import is_known
 from kqljax.kernels import Kernel
-from kqljax.pytrees import register
 from kqljax.theory.bounds import covering_term, effective_dimension_bound
 
 Array = jax.Array

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kqljax.checks import check_gamma_and_lam
+from kqljax._checks import check_gamma_and_lam, describe, is_known
 from kqljax.config import KQLConfig
-from kqljax.errors import describe, is_known
 from kqljax.kql import kql_act, kql_init, kql_predict, kql_step, optimistic
 from kqljax.state import Prediction, Transition
 from kqljax.tasks import Task
