@@ -283,13 +283,13 @@ class _Radial(Kernel):
     """A function of ||[s, a] - [s', a']||: one term where the actions agree, one where not."""
 
     length_scale: Any = 1.0
-    _profile: ClassVar[Any]  # the kernel as a function of distance / length_scale
+    profile: ClassVar[Any]  # the kernel as a function of distance / length_scale
 
     def _of_squared(self, squared: Array) -> Array:
         # A square root has no gradient at zero; the substituted 1 keeps the unused branch finite.
         positive = squared > 0
         root = jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
-        return self._profile(root / self.length_scale)
+        return self.profile(root / self.length_scale)
 
     def evaluate(self, x: Pair, y: Pair) -> Array:
         between_actions = squared_distance(x.action, y.action)
@@ -315,7 +315,7 @@ class Matern32(_Radial):
       0.6537
     """
 
-    def _profile(self, distance: Array) -> Array:
+    def profile(self, distance: Array) -> Array:
         r = jnp.sqrt(3.0) * distance
         return (1.0 + r) * jnp.exp(-r)
 
@@ -329,7 +329,7 @@ class Matern52(_Radial):
       0.7025
     """
 
-    def _profile(self, distance: Array) -> Array:
+    def profile(self, distance: Array) -> Array:
         r = jnp.sqrt(5.0) * distance
         return (1.0 + r + r**2 / 3.0) * jnp.exp(-r)
 

@@ -104,8 +104,9 @@ class Weights:
       features: a map of `kqljax.features`, which says how well it stands for the kernel.
 
     Examples:
-      >>> engine = kqljax.Weights(features.taylor(kqljax.RBF(), obs_dim=2, num_actions=3))
-      >>> cfg = kqljax.KQLConfig(kqljax.RBF(), num_actions=3, horizon=50_000, engine=engine)
+      >>> kernel = kqljax.RBF(eta=0.02)
+      >>> engine = kqljax.Weights(features.taylor(kernel, obs_dim=2, num_actions=3))
+      >>> cfg = kqljax.KQLConfig(kernel=kernel, num_actions=3, horizon=50_000, engine=engine)
       >>> kqljax.kql_init(cfg, obs_dim=2).posterior.psi.shape
       (15, 50000)
     """
