@@ -46,7 +46,9 @@ def table(document):
 
 
 def main(argv=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=10, help="seeds from 1000 on (default 10)")
     parser.add_argument("--smoke", action="store_true", help="one seed, 60 steps, 2 episodes")
     parser.add_argument("--page", action="store_true", help="the table of the results file alone")
