@@ -132,11 +132,11 @@ class KQLInfo(NamedTuple):
 
     Attributes:
       is_stored: `[]` bool, the transition was taken in; where False predictions stay as they were.
-      is_full: `[]` bool, no slot was free for it.
+      is_full: `[]` bool, no slot was free for it. All members of a vmap use the oldest's slot.
       is_valid: `[]` bool, finite observations, reward in [0, 1], action in range.
       is_finite: `[]` bool, the target and the residual of this step are finite numbers.
-      residual: `[]` mismatch of two ways to compute the mean at the new pair, in units of value;
-        a certificate of the arithmetic.
+      residual: `[]` mismatch of two ways to compute the mean at the new pair, in units of value:
+        how much rounding there is.
       width: `[]` Gamma-hat_t at the new pair before it was stored.
       feature_error: `[]` largest part of k(x, x) that the features leave out at the states of this
         step, which the widths count as not known; 0 in the exact engine.
