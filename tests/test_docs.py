@@ -2,10 +2,10 @@
 committed results.
 """
 
-import ast
 import inspect
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import agent
@@ -226,45 +226,24 @@ def test_links_in_documents_lead_somewhere():
 
 # The map of docs/concepts.md ---------------------------------------------------------------------
 
-HELPERS = {"_arrays", "_checks", "arrays", "checks", "errors", "pytrees", "__init__", "__main__"}
 
-
-def rows_of_the_map():
-    """Modules of kqljax by row, from the top."""
+def test_the_map_is_the_contract_of_imports():
+    """import-linter holds the code to the contract; the page shows the same rows."""
     text = (ROOT / "docs" / "concepts.md").read_text().split("## The map")[1].split("##")[0]
-    return [
+    rows = [
         re.findall(r"`(\w+)`", line.split("|")[1])
         for line in text.splitlines()
         if line.startswith("| `")
     ]
-
-
-def test_the_map_names_every_module():
-    found = {
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert rows == [re.findall(r"\w+", layer) for layer in layers]
+    modules = {
         path.stem
         for path in (ROOT / "kqljax").iterdir()
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    named = [name for row in rows_of_the_map() for name in row]
-    assert sorted(named) == sorted(found - HELPERS)
-
-
-def imports_of(path):
-    """Modules of kqljax that a file imports, also inside of functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "kqljax":
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kqljax."):
-            yield node.module.split(".")[1]
-
-
-def test_modules_import_from_rows_below_their_own():
-    place = {name: number for number, row in enumerate(rows_of_the_map()) for name in row}
-    for path in (ROOT / "kqljax").rglob("*.py"):
-        name = path.relative_to(ROOT / "kqljax").parts[0].removesuffix(".py")
-        if name in place:
-            for other in set(imports_of(path)) - {name}:
-                assert place.get(other, len(place)) > place[name], f"{path.name} imports {other}"
+    assert {name for row in rows for name in row} == modules - {"__init__", "__main__"}
 
 
 def test_the_walk_names_files_and_functions_that_are_there():
