@@ -61,6 +61,12 @@ class Instruction(NamedTuple):
     def bytes(self) -> int:
         return size_of(self.type)
 
+    @property
+    def is_copy(self) -> bool:
+        """A copy in the device's memory; S(1) and above are memories inside of a TPU."""
+        is_inside = re.search(r"S\([1-9]", self.type) is not None
+        return self.operation.startswith("copy") and not is_inside
+
 
 class Program:
     """A compiled program as text, by its computations."""
@@ -276,13 +282,9 @@ def measure(target: str, case: Case, capacity: int) -> dict[str, Any]:
         row["kernels"] = len(kernels[0])
         row["bytes_moved_over_state"] = program.moved() / state_bytes
         row["loops"] = sum(1 for _ in program.loops())
-    large = [
-        k for each in kernels for k in each if k.operation.startswith("copy") and k.bytes >= grows
-    ]
-    row["large_copies"] = len(large)
-    row["small_copies"] = sum(
-        k.operation.startswith("copy") for each in kernels for k in each
-    ) - len(large)
+    copies = [each for found in kernels for each in found if each.is_copy]
+    row["large_copies"] = sum(each.bytes >= grows for each in copies)
+    row["small_copies"] = len(copies) - row["large_copies"]
     return row
 
 

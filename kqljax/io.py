@@ -150,7 +150,7 @@ def save_policy(path: StrPath, policy: Any) -> Path:
       >>> policy = kqljax.kql_policy(cfg, kqljax.kql_init(cfg, obs_dim=3))
       >>> with tempfile.TemporaryDirectory() as directory:
       ...     path = kqljax.save_policy(os.path.join(directory, "policy.npz"), policy)
-      ...     kqljax.load_policy(path).values(jnp.zeros(3)).q_tilde.tolist()
+      ...     kqljax.load_policy(path).values(jnp.zeros(3)).q_tilde.round(6).tolist()
       [20.0, 20.0]
     """
     if not callable(getattr(policy, "act", None)):

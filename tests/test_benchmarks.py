@@ -3,8 +3,8 @@
 import json
 
 import agent
-import beyond
 import check
+import compiled
 import headline
 import kovi
 import numerics
@@ -122,20 +122,10 @@ def test_kovi(capsys):
     assert "| pooled |" in printed
 
 
-def test_beyond(capsys):
-    beyond.main(["--smoke"])
-    printed = capsys.readouterr().out
-    assert "| 4 | kql-rbf | 80 |" in printed
-    assert "| 4 | dqn | 120 |" in printed
-    assert "| kql-rbf | 1 |" in printed
-
-
 def test_scaling(capsys, tmp_path):
-    scaling.main(
-        ["--smoke", "--engines", "features32", "lazy32", "vmapped32", "--out", str(tmp_path)]
-    )
+    scaling.main(["--smoke", "--engines", "features32", "vmapped32", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert printed.count("| MountainCar-v0 | lazy32 |") == 1
+    assert printed.count("| MountainCar-v0 | vmapped32 |") == 1
     scaling.draw(
         [{"task": "a", "engine": "exact", "horizon": t, "microseconds_a_step": t} for t in (1, 2)],
         tmp_path / "a.png",
@@ -177,3 +167,33 @@ def test_check_sees_a_fall(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(check, "measures", lambda smoke: {"one": lambda: 2.1, "other": lambda: 3.0})
     assert check.main([]) == 1
     assert "fell by more than a third: other" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(compiled.missing("tpu") is not None, reason="no libtpu here: make compiled")
+def test_compiled(capsys):
+    rows = compiled.main(["--smoke"])
+    assert [row["what"] for row in rows] == ["train", "step"]
+    assert all(row["large_copies"] == 0 for row in rows) and rows[1]["loops"] == 0
+    assert "| TPU v5e | training, weights, float32, 128 seeds |" in capsys.readouterr().out
+
+
+def test_compiled_reads_programs():
+    """Kernels, loops and copies of a program that was written by hand."""
+    text = """\
+%body (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %p = (s32[], f32[4,8]{1,0}) parameter(0)
+  %a = f32[4,8]{1,0} get-tuple-element(%p), index=1
+  %c = f32[4,8]{1,0} copy(%a)
+  ROOT %f = (s32[], f32[4,8]{1,0}) fusion(%c), kind=kLoop, calls=%g
+}
+
+ENTRY %main (x: f32[4,8]) -> f32[4,8] {
+  %x = f32[4,8]{1,0} parameter(0)
+  %w = (s32[], f32[4,8]{1,0}) while(%x), condition=%k, body=%body, x={"known_trip_count":{"n":"7"}}
+  ROOT %r = f32[4,8]{1,0} add(%x, %x)
+}
+"""
+    program = compiled.Program(text)
+    assert list(program.loops()) == [("body", 7)]
+    assert [each.operation for each in program.kernels("body")] == ["copy", "fusion"]
+    assert compiled.size_of("f32[4,8]{1,0}") == 128 and program.moved() == 3 * 128 + 4 + 128 + 128

@@ -331,7 +331,9 @@ class KQL:
 
         Args:
           observation: one of the environment's, or a batch of them `[n, ...]`.
-          state, episode_start, deterministic: not used; the policy has no memory and no randomness.
+          state: not used, the policy has no memory.
+          episode_start: not used.
+          deterministic: not used, the policy has no randomness.
 
         Returns:
           What the environment takes, `[...]`, or `[n, ...]` for a batch; and None.

@@ -196,7 +196,8 @@ def from_theory(
     Args:
       rho: bounds the norms of reward and transition operator in the RKHS.
       engine: by default the exact one.
-      tie_break, terminal_value: of the config.
+      tie_break: of the config.
+      terminal_value: of the config.
       assumptions: gamma, lam, epsilon, sigma, p, d_lambda and c_lambda, as for `assume`.
 
     Examples:
