@@ -82,8 +82,10 @@ def run_kql(task, cfg, best, keys, horizon):
         run = kqljax.train(
             key, task, EveryStep(cfg, 1), horizon
         )  # a step is cheap at any capacity; stages cost compile time
-        # Row t of the table is the state reached at step t; the run starts on the left.
-        reached = jnp.argmax(run.state.posterior.next_obs, axis=0)
+        # Slot t holds the features of the state reached at step t; the run starts on the left.
+        places = jax.vmap(cfg.engine.features.psi)(jnp.eye(task.obs_dim))
+        distance = jnp.sum((run.state.posterior.next_psi.T[:, None] - places) ** 2, axis=-1)
+        reached = jnp.argmin(distance, axis=1)
         visited = jnp.concatenate([jnp.zeros((1,), reached.dtype), reached[:-1]])
         sound = jnp.all(run.log.info.is_stored & run.log.info.is_finite)
         return theory.measured_regret(best[visited], run.log.raw_reward, cfg.gamma), sound

@@ -34,7 +34,7 @@ def test_step_time_checks_before_it_prints(monkeypatch, capsys):
 
 def test_numerics(capsys):
     numerics.main(["--smoke"])
-    assert capsys.readouterr().out.count("| MountainCar-v0 |") == 5
+    assert capsys.readouterr().out.count("| MountainCar-v0 |") == 7
 
 
 def test_agent(tmp_path):
