@@ -137,7 +137,8 @@ class Exact:
         if terms != stored:
             raise ValueError(
                 f"the state stores {stored} terms a pair, the kernel {type(kernel).__name__} has "
-                f"{terms}: another kernel made it. Make the state with kql_init and this config."
+                f"{terms}: the state was made with another kernel. Make it with kql_init and this "
+                "config."
             )
         return obs_dim
 

@@ -88,10 +88,11 @@ class FeatureMap:
             raise ValueError(text.format(f"observations of length {self.obs_dim}", obs_dim))
         if num_actions != self.num_actions:
             raise ValueError(text.format(f"{self.num_actions} actions", num_actions))
-        same: bool = jax.tree.structure(kernel) == jax.tree.structure(self.kernel)  # type: ignore[operator]
+        one, other = (jax.tree.structure(each) for each in (kernel, self.kernel))
+        same: bool = one == other  # type: ignore[operator]
         if same and is_known(kernel, self.kernel):
             pairs = zip(jax.tree.leaves(kernel), jax.tree.leaves(self.kernel), strict=True)
-            same = all(np.allclose(one, other, rtol=1e-6, atol=0) for one, other in pairs)
+            same = all(np.allclose(*pair, rtol=1e-6, atol=0) for pair in pairs)
         if not same:
             raise ValueError(
                 f"the feature map stands for the kernel {self.kernel}, the config has {kernel}. "
