@@ -3,7 +3,6 @@
 import json
 
 import agent
-import beyond
 import check
 import headline
 import kovi
@@ -120,14 +119,6 @@ def test_kovi(capsys):
     printed = capsys.readouterr().out
     assert "| textbook |" in printed
     assert "| pooled |" in printed
-
-
-def test_beyond(capsys):
-    beyond.main(["--smoke"])
-    printed = capsys.readouterr().out
-    assert "| 4 | kql-rbf | 80 |" in printed
-    assert "| 4 | dqn | 120 |" in printed
-    assert "| kql-rbf | 1 |" in printed
 
 
 def test_scaling(capsys, tmp_path):
