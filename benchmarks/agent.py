@@ -1,12 +1,14 @@
-"""What the agent costs: a first result in a fresh process, one prediction, and a step of a long run.
+"""What the agent costs: a first result in a fresh process, one prediction, and a step of a long
+run.
 
     python benchmarks/agent.py            # a quarter of an hour; writes results/agent.json
     python benchmarks/agent.py --smoke    # a minute, for the tests
 
-  fresh    CPU seconds of a whole process: import, compilation, `learn(1000)` and `evaluate(20)` on MountainCar; the same with
-           what jax has compiled before on disk; and Algorithm 1 in plain NumPy (`numpy_kql.py`) for 1000 steps, for comparison
-  predict  seconds of one observation, after the first; the median of 1000
-  long     `learn(200_000)` on CartPole-v1: seconds a step early and late, fits included, and the largest memory
+  fresh    CPU seconds of a whole process: import, compilation, `learn(1000)` and `evaluate(20)` on
+           MountainCar; the same with what jax has compiled before on disk; and Algorithm 1 in plain
+           NumPy (`numpy_kql.py`) for 1000 steps, for comparison
+  predict  seconds of one observation, after the first; the median of 1000 long     `learn(200_000)`
+  on CartPole-v1: seconds a step early and late, fits included, and the largest memory
 
 Every part is a process of its own, one after another: leave the machine alone.
 """
@@ -27,10 +29,24 @@ import numpy as np
 RESULTS = Path(__file__).parent / "results"
 EARLY, LATE = (15_000, 25_000), (90_000, 110_000)
 """Steps of the long run that are compared."""
-FULL = {"steps": 1000, "episodes": 20, "predictions": 1000, "long": 200_000, "early": EARLY, "late": LATE}
-SMOKE = {"steps": 30, "episodes": 2, "predictions": 20, "long": 300, "early": (100, 150), "late": (200, 250)}
+FULL = {
+    "steps": 1000,
+    "episodes": 20,
+    "predictions": 1000,
+    "long": 200_000,
+    "early": EARLY,
+    "late": LATE,
+}
+SMOKE = {
+    "steps": 30,
+    "episodes": 2,
+    "predictions": 20,
+    "long": 300,
+    "early": (100, 150),
+    "late": (200, 250),
+}
 
-# What runs in a process of its own ------------------------------------------------------------------------------------
+# What runs in a process of its own ----------------------------------------------------------------
 
 
 def run_agent(size: dict[str, Any], cache: str | None = None) -> dict:
@@ -71,7 +87,9 @@ def run_predict(size: dict[str, Any]) -> dict:
     import kqljax
 
     agent = kqljax.KQL("MountainCar-v0", seed=0).learn(size["steps"])
-    asked = np.random.default_rng(0).uniform([-1.2, -0.07], [0.6, 0.07], (size["predictions"] + 1, 2))
+    asked = np.random.default_rng(0).uniform(
+        [-1.2, -0.07], [0.6, 0.07], (size["predictions"] + 1, 2)
+    )
     seconds = []
     for obs in asked:
         start = time.perf_counter()
@@ -109,12 +127,20 @@ def run_long(size: dict[str, Any]) -> dict:
 
 CHILDREN = {"agent": run_agent, "numpy": run_numpy, "predict": run_predict, "long": run_long}
 
-# The parent -----------------------------------------------------------------------------------------------------------
+# The parent ---------------------------------------------------------------------------------------
 
 
 def child(name: str, is_smoke: bool, **more: Any) -> dict:
     """Runs a part in a fresh process on one core: its result, CPU seconds and largest memory."""
-    command = [sys.executable, __file__, "--child", name, "--arguments", json.dumps(more), *(["--smoke"] if is_smoke else [])]
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        name,
+        "--arguments",
+        json.dumps(more),
+        *(["--smoke"] if is_smoke else []),
+    ]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None
@@ -123,11 +149,14 @@ def child(name: str, is_smoke: bool, **more: Any) -> dict:
     if status:
         raise SystemExit(f"the part {name} failed; its error is above.")
     found = json.loads(printed.splitlines()[-1])
-    return found | {"cpu_seconds": usage.ru_utime + usage.ru_stime, "max_rss_gib": usage.ru_maxrss / 2**20}
+    return found | {
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "max_rss_gib": usage.ru_maxrss / 2**20,
+    }
 
 
 def measure(is_smoke: bool) -> dict:
-    from kqljax.report import records
+    import records
 
     size = SMOKE if is_smoke else FULL
     found: dict[str, Any] = {"settings": size}
@@ -142,7 +171,8 @@ def measure(is_smoke: bool) -> dict:
     found["ratios"] = {
         "cold_to_numpy": found["cold"]["cpu_seconds"] / numpy,
         "warm_to_numpy": found["warm"]["cpu_seconds"] / numpy,
-        "late_to_early_step": found["long"]["late_seconds_a_step"] / found["long"]["early_seconds_a_step"],
+        "late_to_early_step": found["long"]["late_seconds_a_step"]
+        / found["long"]["early_seconds_a_step"],
     }
     return found | {"versions": records.versions(), "device": records.device()}
 
@@ -156,31 +186,43 @@ def table(found: dict) -> str:
         [
             "| | CPU seconds | beside NumPy |",
             "|---|---|---|",
-            f"| Algorithm 1 in NumPy, {size['steps']} steps of MountainCar | {numpy['cpu_seconds']:.1f} | 1 |",
-            f"| the agent in a fresh process, with {size['episodes']} episodes | {found['cold']['cpu_seconds']:.1f} "
-            f"| {ratios['cold_to_numpy']:.1f} |",
-            f"| the same, compiled before | {found['warm']['cpu_seconds']:.1f} | {ratios['warm_to_numpy']:.1f} |",
+            f"| Algorithm 1 in NumPy, {size['steps']} steps of MountainCar | "
+            f"{numpy['cpu_seconds']:.1f} | 1 |",
+            f"| the agent in a fresh process, with {size['episodes']} episodes | "
+            f"{found['cold']['cpu_seconds']:.1f} | {ratios['cold_to_numpy']:.1f} |",
+            f"| the same, compiled before | {found['warm']['cpu_seconds']:.1f} | "
+            f"{ratios['warm_to_numpy']:.1f} |",
             "",
             f"One prediction takes {1e3 * found['predict']['median_seconds']:.2f} ms. "
-            f"`learn({size['long']:_})` on CartPole-v1 takes {long['max_rss_gib']:.2f} GiB and {long['seconds']:.0f} s: "
-            f"{1e3 * long['early_seconds_a_step']:.2f} ms a step in {early}, "
-            f"{1e3 * long['late_seconds_a_step']:.2f} ms in {late}.",
+            f"`learn({size['long']:_})` on CartPole-v1 takes {long['max_rss_gib']:.2f} GiB and "
+            f"{long['seconds']:.0f} s: {1e3 * long['early_seconds_a_step']:.2f} ms a step in "
+            f"{early}, {1e3 * long['late_seconds_a_step']:.2f} ms in {late}.",
         ]
     )
 
 
 def main(argv: Sequence[str] | None = None) -> dict:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="next to nothing, to see that it runs; nothing is written")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for agent.json (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="next to nothing, to see that it runs; nothing is written",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="directory for agent.json (default %(default)s)"
+    )
     parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
     parser.add_argument("--arguments", default="{}", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
-        found = CHILDREN[options.child](SMOKE if options.smoke else FULL, **json.loads(options.arguments))
+        found = CHILDREN[options.child](
+            SMOKE if options.smoke else FULL, **json.loads(options.arguments)
+        )
         print(json.dumps(found))
         return found
-    from kqljax.report import records
+    import records
 
     out = records.prepare_directory(options.out)
     found = measure(options.smoke)

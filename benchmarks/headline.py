@@ -1,26 +1,32 @@
-"""100 seeds x four tasks of learning in rounds, against the time Stable-Baselines3 needs to train DQN once.
+"""100 seeds x four tasks of learning in rounds, against the time Stable-Baselines3 needs to train
+DQN once.
 
     python benchmarks/headline.py            # a quarter of an hour on two cores; writes results/headline.json and headline.png
     python benchmarks/headline.py --smoke    # under a minute, for the tests; without Stable-Baselines3
 
-One run, each part warmed up, compilation apart, (a) and (b) in turns and the smallest of each counted:
+One run, each part warmed up, compilation apart, (a) and (b) in turns and the smallest of each
+counted:
 
-  (a) Stable-Baselines3's DQN, one seed of CartPole, the paper's parameters (28,800 updates), training only
-  (b) learning in rounds (`kqljax.rounds.DEFAULT`): 100 seeds x four tasks x 1000 steps and 100 evaluation episodes a seed,
+  (a) Stable-Baselines3's DQN, one seed of CartPole, the paper's parameters (28,800 updates),
+  training only (b) learning in rounds (`kqljax.rounds.DEFAULT`): 100 seeds x four tasks x 1000
+  steps and 100 evaluation episodes a seed,
       training and evaluation in one program; training alone in a second one, evaluation is what is left
   (c) our DQN, one seed of CartPole, training only
   (d) Algorithm 1 in plain NumPy on the transitions of a seed of CartPole, learning and acting
 
-Seeds run with `kqljax.across_seeds` on as many CPU devices as there are cores. They are 2000 and above: nothing was tuned on
-them. Returns are checked before a time is printed: every run must be finite, and the interquartile mean of each task at least
-the paper's figure (199 on CartPole).
+Seeds run with `kqljax.across_seeds` on as many CPU devices as there are cores. They are 2000 and
+above: nothing was tuned on them. Returns are checked before a time is printed: every run must be
+finite, and the interquartile mean of each task at least the paper's figure (199 on CartPole).
 """
 
 import os
 
-# One thread a product: the cores are used by running seeds side by side. What the caller has set comes later and wins.
+# One thread a product: the cores are used by running seeds side by side. What the caller has set
+# comes later and wins.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {os.environ.get('XLA_FLAGS', '')}".strip()
+os.environ["XLA_FLAGS"] = (
+    f"--xla_cpu_multi_thread_eigen=false {os.environ.get('XLA_FLAGS', '')}".strip()
+)
 
 import argparse
 import dataclasses
@@ -32,14 +38,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
 import sb3_dqn
 from numpy_kql import NumpyKQL
+from paper import PAPER, PAPER_TASKS
 
 import kqljax
 from kqljax import rounds
 from kqljax.baselines import dqn
-from kqljax.experiment import PAPER, PAPER_TASKS
-from kqljax.report import records, style, summarise
+from kqljax.report import style, summarise
 
 RESULTS = Path(__file__).parent / "results"
 DQN_TASK = "CartPole-v0"
@@ -83,8 +90,9 @@ def compiled(run: Callable, *arguments: Any) -> Any:
 class Programs:
     """Learning in rounds on one task, compiled.
 
-    `both(keys)` trains and evaluates: mean returns `[seeds]`, and whether each run was finite. `train(keys)` trains: the
-    transitions, and a sum of the whole policy, so that no part of it is left out as not needed.
+    `both(keys)` trains and evaluates: mean returns `[seeds]`, and whether each run was finite.
+    `train(keys)` trains: the transitions, and a sum of the whole policy, so that no part of it is
+    left out as not needed.
     """
 
     def __init__(self, name: str, size: Size) -> None:
@@ -93,13 +101,14 @@ class Programs:
 
         def both(key: Any) -> Any:
             train_key, eval_key = jax.random.split(key)
-            run = rounds.train(train_key, task, size.recipe, num_steps=size.steps)
-            is_finite = run.log.rounds.is_finite.all() & (run.log.action >= 0).all()
-            return rounds.evaluate(eval_key, task, run.policy, num_episodes=size.episodes).mean(), is_finite
+            run = kqljax.train(train_key, task, size.recipe, num_steps=size.steps)
+            return kqljax.evaluate(
+                eval_key, task, run, num_episodes=size.episodes
+            ).mean(), run.is_sound
 
         def train(key: Any) -> Any:
-            run = rounds.train(jax.random.split(key)[0], task, size.recipe, num_steps=size.steps)
-            return run.transitions, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(run.policy))
+            run = kqljax.train(jax.random.split(key)[0], task, size.recipe, num_steps=size.steps)
+            return run.state.transitions, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(run.policy))
 
         start = time.perf_counter()
         self.both = compiled(both, self.keys)
@@ -122,27 +131,44 @@ def check_returns(returns: dict[str, np.ndarray]) -> None:
     for name, means in returns.items():
         found = summarise(means).iqm
         if not found >= FLOORS[name]:
-            raise SystemExit(f"{name}: interquartile mean {found:.2f}, below {FLOORS[name]}; no time is worth printing.")
+            raise SystemExit(
+                f"{name}: interquartile mean {found:.2f}, below {FLOORS[name]}; no time is worth "
+                "printing."
+            )
 
 
-def run_rounds(size: Size, repeats: int, between: Callable[[], None], checked: bool = True) -> tuple[dict, Any]:
-    """A row for each task, seconds the smallest of `repeats`, and the first seed's transitions of each task.
+def run_rounds(
+    size: Size, repeats: int, between: Callable[[], None], checked: bool = True
+) -> tuple[dict, Any]:
+    """A row for each task, seconds the smallest of `repeats`, and the first seed's transitions of
+    each task.
 
-    Everything runs once before anything is timed, and its returns are checked; `between` runs after each repeat.
+    Everything runs once before anything is timed, and its returns are checked; `between` runs after
+    each repeat.
     """
     programs = {name: Programs(name, size) for name in size.tasks}
-    warm = {name: finite_returns(name, jax.block_until_ready(each.both(each.keys))) for name, each in programs.items()}
+    warm = {
+        name: finite_returns(name, jax.block_until_ready(each.both(each.keys)))
+        for name, each in programs.items()
+    }
     if checked:
         check_returns(warm)
     rows, transitions = {}, {}
     for name, each in programs.items():
-        numbers = {"seconds": float("inf"), "training_seconds": float("inf"), "compile_seconds": each.compile_seconds}
+        numbers = {
+            "seconds": float("inf"),
+            "training_seconds": float("inf"),
+            "compile_seconds": each.compile_seconds,
+        }
         rows[name] = numbers | {"iqm": summarise(warm[name]).iqm, "returns": warm[name].tolist()}
     for _ in range(repeats):
         for name, each in programs.items():
             seconds, found = clock(each.both, each.keys)
             if not np.array_equal(finite_returns(name, found), warm[name]):
-                raise SystemExit(f"{name}: two runs of the same seeds returned differently; no time is worth printing.")
+                raise SystemExit(
+                    f"{name}: two runs of the same seeds returned differently; no time is worth "
+                    "printing."
+                )
             trained, (stored, _) = clock(each.train, each.keys)
             rows[name]["seconds"] = min(rows[name]["seconds"], seconds)
             rows[name]["training_seconds"] = min(rows[name]["training_seconds"], trained)
@@ -153,13 +179,17 @@ def run_rounds(size: Size, repeats: int, between: Callable[[], None], checked: b
 
 def run_our_dqn(steps: int, episodes: int) -> dict:
     task = kqljax.make_task(DQN_TASK)
-    cfg = dqn.default_config(task)
+    learner = dqn.paper_config(DQN_TASK)
     start = time.perf_counter()
-    train = jax.jit(lambda key: dqn.train(task, cfg, key, steps).state).lower(jax.random.key(1)).compile()
+    program = (
+        jax.jit(lambda key: kqljax.train(key, task, learner, steps).policy)
+        .lower(jax.random.key(1))
+        .compile()
+    )
     compile_seconds = time.perf_counter() - start
-    jax.block_until_ready(train(jax.random.key(1)))
-    seconds, state = clock(train, jax.random.key(DQN_SEED))
-    mean = float(dqn.evaluate(task, cfg, state, jax.random.key(FIRST_SEED), episodes).mean())
+    jax.block_until_ready(program(jax.random.key(1)))
+    seconds, policy = clock(program, jax.random.key(DQN_SEED))
+    mean = float(kqljax.evaluate(jax.random.key(FIRST_SEED), task, policy, episodes).mean())
     return {"seconds": seconds, "compile_seconds": compile_seconds, "return": mean}
 
 
@@ -194,8 +224,8 @@ def table(document: dict) -> str:
         f"| our DQN, one seed of CartPole, training | {seconds['our_dqn']:.1f} |",
         f"| Algorithm 1 in NumPy, one seed of CartPole, training | {seconds['numpy']:.1f} |",
         "",
-        f"| task | {settings['seeds']} seeds, seconds | of these training | evaluation | compilation, apart "
-        "| IQM over the seeds | must be at least |",
+        f"| task | {settings['seeds']} seeds, seconds | of these training | evaluation | "
+        "compilation, apart | IQM over the seeds | must be at least |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -208,12 +238,18 @@ def table(document: dict) -> str:
 
 
 def draw(document: dict, path: Path) -> Path:
-    """Return against seconds: every seed at the time that all seeds of its task took, DQN's one seed at its own."""
+    """Return against seconds: every seed at the time that all seeds of its task took, DQN's one
+    seed at its own.
+    """
     rows, ours, floors = document["rounds"], document["our_dqn"], document["settings"]["floors"]
     sb3 = {record["task"]: record for record in document["sb3_of_tasks"]}
     times = [each["seconds"] for each in (*rows.values(), *sb3.values(), ours)]
     ends = min(times) / 1.6, max(times) * 1.6
-    ticks = [tick for tick in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000) if ends[0] <= tick <= ends[1]]
+    ticks = [
+        tick
+        for tick in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
+        if ends[0] <= tick <= ends[1]
+    ]
     dots = {"marker": "o", "color": "#0072B2", "alpha": 0.4, "linewidth": 0}
     cross, diamond = {"marker": "X", "color": "#D55E00"}, {"marker": "D", "color": "#009E73"}
     floor = {"color": style.QUIET, "lw": 1, "ls": "--"}
@@ -232,7 +268,11 @@ def draw(document: dict, path: Path) -> Path:
     axes[0].set_ylabel("mean return of a seed")
     seeds, cores = document["settings"]["seeds"], document["device"]["cpu_cores"]
     marks = [
-        style.line(f"learning in rounds, all {seeds} seeds", linestyle="", **(dots | {"alpha": 0.7, "linewidth": 1})),
+        style.line(
+            f"learning in rounds, all {seeds} seeds",
+            linestyle="",
+            **(dots | {"alpha": 0.7, "linewidth": 1}),
+        ),
         style.line("SB3 DQN, one seed", linestyle="", **cross),
         style.line("our DQN, one seed", linestyle="", **diamond),
         style.line(f"the paper's figure ({FLOORS['CartPole-v0']:.0f} on CartPole)", **floor),
@@ -252,12 +292,23 @@ def prepare_sb3() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> dict:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--smoke", action="store_true", help="one task, two seeds, 60 steps, two episodes, no SB3, nothing written"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=2, help="turns of (a) and (b), the smallest counts (default 2)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for headline.json and headline.png")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="one task, two seeds, 60 steps, two episodes, no SB3, nothing written",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=2,
+        help="turns of (a) and (b), the smallest counts (default 2)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="directory for headline.json and headline.png"
+    )
     args = parser.parse_args(argv)
     if args.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {args.repeats}")
@@ -270,11 +321,15 @@ def main(argv: Sequence[str] | None = None) -> dict:
         print(f"SB3 DQN, one seed of {DQN_TASK}: {sb3[-1]['seconds']:.1f} s", flush=True)
 
     if not args.smoke:
-        jax.config.update("jax_num_cpu_devices", os.cpu_count())  # fails after jax's first use: the tests do without
+        jax.config.update(
+            "jax_num_cpu_devices", os.cpu_count()
+        )  # fails after jax's first use: the tests do without
         style.require_matplotlib()
         records.prepare_directory(args.out)
         prepare_sb3()
-    rows, transitions = run_rounds(size, repeats, (lambda: None) if args.smoke else train_sb3, checked=not args.smoke)
+    rows, transitions = run_rounds(
+        size, repeats, (lambda: None) if args.smoke else train_sb3, checked=not args.smoke
+    )
     ours, plain = run_our_dqn(size.dqn_steps, size.episodes), run_numpy(transitions[DQN_TASK])
     total = sum(row["seconds"] for row in rows.values())
     document = {
@@ -296,12 +351,24 @@ def main(argv: Sequence[str] | None = None) -> dict:
     }
     if not args.smoke:
         best = min(sb3, key=lambda record: record["seconds"])
-        others = [name for name in size.tasks if name != DQN_TASK]  # one seed of these too, for the figure
-        of_tasks = [best, *(sb3_dqn.run(name, DQN_SEED, size.dqn_steps, size.episodes) for name in others)]
-        document = {RATIO: total / best["seconds"], **document, "sb3": sb3, "sb3_of_tasks": of_tasks}
+        others = [
+            name for name in size.tasks if name != DQN_TASK
+        ]  # one seed of these too, for the figure
+        of_tasks = [
+            best,
+            *(sb3_dqn.run(name, DQN_SEED, size.dqn_steps, size.episodes) for name in others),
+        ]
+        document = {
+            RATIO: total / best["seconds"],
+            **document,
+            "sb3": sb3,
+            "sb3_of_tasks": of_tasks,
+        }
         document["seconds"] = {"sb3_dqn": best["seconds"], **document["seconds"]}
         records.write(args.out / "headline.json", document)
-        print(f"wrote {args.out / 'headline.json'} and {draw(document, args.out / 'headline.png')}\n")
+        print(
+            f"wrote {args.out / 'headline.json'} and {draw(document, args.out / 'headline.png')}\n"
+        )
     print(table(document))
     return document
 

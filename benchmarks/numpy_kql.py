@@ -1,7 +1,8 @@
 """Algorithm 1 in plain vectorised NumPy: the reference that the exact engine is timed against.
 
-The inverse of K + lam I is updated in place (Sherman-Morrison, as in lines 15 to 17), every array is a view that grows
-with t, and all loops over rows, actions and stored pairs are NumPy products. It knows nothing of the library.
+The inverse of K + lam I is updated in place (Sherman-Morrison, as in lines 15 to 17), every array
+is a view that grows with t, and all loops over rows, actions and stored pairs are NumPy products.
+It knows nothing of the library.
 """
 
 import numpy as np
@@ -20,7 +21,9 @@ class NumpyKQL:
         self.action = np.zeros(horizon, int)
         self.reward = np.zeros(horizon, dtype)
         self.inverse = np.zeros((horizon, horizon), dtype)
-        self.cross = np.zeros((num_actions, horizon, horizon), dtype)  # (action, successor, stored pair)
+        self.cross = np.zeros(
+            (num_actions, horizon, horizon), dtype
+        )  # (action, successor, stored pair)
         self.width_sq = np.zeros((horizon, num_actions), dtype)
         self.q_hat = np.zeros((horizon, num_actions), dtype)
         self.weights = np.zeros(horizon, dtype)
@@ -62,7 +65,9 @@ class NumpyKQL:
         self.obs[t], self.action[t], self.next_obs[t] = state, action, next_state
         self.count = t = t + 1
 
-        self.cross[:, :t, t - 1] = self._kernel(self.next_obs[:t], self.obs[t - 1 : t], self.action[t - 1 : t])[:, :, 0]
+        self.cross[:, :t, t - 1] = self._kernel(
+            self.next_obs[:t], self.obs[t - 1 : t], self.action[t - 1 : t]
+        )[:, :, 0]
         self.weights[:t] = self.inverse[:t, :t] @ targets
         change = self.cross[:, :t, :t] @ direction
         self.width_sq[:t] = np.maximum(self.width_sq[:t] - (change**2).T / (self.lam * kappa), 0)

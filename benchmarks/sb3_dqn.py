@@ -1,9 +1,11 @@
-"""DQN of Stable-Baselines3 at the paper's settings: the figures that `kqljax.baselines.dqn` is compared with.
+"""DQN of Stable-Baselines3 at the paper's settings: the figures that `kqljax.baselines.dqn` is
+compared with.
 
     python benchmarks/sb3_dqn.py --task CartPole-v0 --task MountainCar-v0 --seeds 2 --out sb3_dqn.json
 
-It needs stable-baselines3 (`pip install 'kqljax[sb3]'`) and knows nothing of the library: raw observations, raw rewards,
-gymnasium's own environments. Every seed is trained for --steps steps and evaluated greedily on --episodes episodes.
+It needs stable-baselines3 (`pip install 'kqljax[sb3]'`) and knows nothing of the library: raw
+observations, raw rewards, gymnasium's own environments. Every seed is trained for --steps steps and
+evaluated greedily on --episodes episodes.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 MISSING = (
-    "stable-baselines3 is not installed ({error}). This benchmark compares with it: pip install 'kqljax[sb3]', or "
-    "pip install stable-baselines3."
+    "stable-baselines3 is not installed ({error}). This benchmark compares with it: pip install "
+    "'kqljax[sb3]', or pip install stable-baselines3."
 )
 
 # RL Baselines3 Zoo, with what the paper's section 6 changes (SHARED).
@@ -66,15 +68,28 @@ TORQUES = (-2.0, 0.0, 2.0)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", action="append", choices=sorted(TASKS), help="repeatable; all tasks by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--task", action="append", choices=sorted(TASKS), help="repeatable; all tasks by default"
+    )
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds a task")
-    parser.add_argument("--first-seed", type=int, default=1000, help="seeds below 1000 are for tuning")
+    parser.add_argument(
+        "--first-seed", type=int, default=1000, help="seeds below 1000 are for tuning"
+    )
     parser.add_argument("--steps", type=int, default=1000, help="training steps a seed")
     parser.add_argument("--episodes", type=int, default=100, help="evaluation episodes a seed")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch; small networks gain nothing from more")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="threads of torch; small networks gain nothing from more",
+    )
     parser.add_argument("--out", type=Path, help="JSON file for the results")
-    parser.add_argument("--smoke", action="store_true", help="a few steps of everything, to see that it runs")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a few steps of everything, to see that it runs"
+    )
     options = parser.parse_args(arguments)
     for name in ("seeds", "steps", "episodes", "threads"):
         if getattr(options, name) < 1:
@@ -85,7 +100,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def make_env(task: str) -> Any:
-    """The gymnasium environment of a task: three torques for Pendulum, 200 steps for CartPole-v0."""
+    """The gymnasium environment of a task: three torques for Pendulum, 200 steps for
+    CartPole-v0.
+    """
     import gymnasium
     import numpy as np
 
@@ -133,7 +150,8 @@ def run(task: str, seed: int, steps: int, episodes: int) -> dict[str, Any]:
         "episodes": episodes,
         "steps": steps,
         "seconds": seconds,
-        # On a busy machine the processor's time is the fairer measure; with one thread both are the same.
+        # On a busy machine the processor's time is the fairer measure; with one thread both are the
+        # same.
         "cpu_seconds": cpu_seconds,
     }
 
@@ -144,8 +162,16 @@ def versions() -> dict[str, str]:
     import stable_baselines3
     import torch
 
-    found = {module.__name__: str(module.__version__) for module in (stable_baselines3, torch, gymnasium, np)}
-    return {**found, "python": platform.python_version(), "cpu": platform.machine(), "cores": str(os.cpu_count())}
+    found = {
+        module.__name__: str(module.__version__)
+        for module in (stable_baselines3, torch, gymnasium, np)
+    }
+    return {
+        **found,
+        "python": platform.python_version(),
+        "cpu": platform.machine(),
+        "cores": str(os.cpu_count()),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -167,10 +193,17 @@ def main(arguments: list[str] | None = None) -> int:
             for seed in seeds:
                 record = run(task, seed, options.steps, options.episodes)
                 results.append(record)
-                bar.set_postfix_str(f"{task} seed {seed}: {record['return_mean']:.1f} in {record['seconds']:.1f} s")
+                bar.set_postfix_str(
+                    f"{task} seed {seed}: {record['return_mean']:.1f} in {record['seconds']:.1f} s"
+                )
                 bar.update()
     parameters = {task: {**SHARED, **TASKS[task]} for task in tasks}
-    report = {"results": results, "versions": versions(), "threads": options.threads, "parameters": parameters}
+    report = {
+        "results": results,
+        "versions": versions(),
+        "threads": options.threads,
+        "parameters": parameters,
+    }
     text = json.dumps(report, indent=2)
     if options.out is None:
         print(text)

@@ -10,24 +10,16 @@ Examples in the docstrings begin where these lines end:
 
 from kqljax import features, regression, rounds, theory
 from kqljax.agent import KQL, AgentStep, Beliefs, Evaluation
-from kqljax.checks import NormalisationWarning
 from kqljax.config import KQLConfig
-from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, Pair
-from kqljax.kql import (
-    kql_act,
-    kql_grow,
-    kql_init,
-    kql_policy,
-    kql_predict,
-    kql_step,
-    kql_step_and_act,
-)
-from kqljax.memory import estimate_memory
-from kqljax.rollout import TrainLog, TrainRun, evaluate, rollout_returns, train
-from kqljax.saving import load_state, save_state
+from kqljax.engines import Exact, Weights
+from kqljax.io import SavedFileError, load_policy, load_state, save_policy, save_state
+from kqljax.kernels import RBF, Kernel, Linear, Matern32, Matern52, NormalisationWarning, Pair
+from kqljax.kql import kql_act, kql_init, kql_predict, kql_resize, kql_step, kql_step_and_act
+from kqljax.policy import KQLPolicy, Values, kql_policy, kql_tables
 from kqljax.seeds import across_seeds
 from kqljax.state import KQLInfo, KQLState, Transition
 from kqljax.tasks import Task, TaskStep, make_task
+from kqljax.training import Learner, TrainLog, TrainRun, evaluate, train
 
 __version__ = "0.1.0"
 
@@ -37,36 +29,43 @@ __all__ = [
     "AgentStep",
     "Beliefs",
     "Evaluation",
+    "Exact",
     "KQLConfig",
     "KQLInfo",
+    "KQLPolicy",
     "KQLState",
     "Kernel",
+    "Learner",
     "Linear",
     "Matern32",
     "Matern52",
     "NormalisationWarning",
     "Pair",
+    "SavedFileError",
     "Task",
     "TaskStep",
     "TrainLog",
     "TrainRun",
     "Transition",
+    "Values",
+    "Weights",
     "across_seeds",
-    "estimate_memory",
     "evaluate",
     "features",
     "kql_act",
-    "kql_grow",
     "kql_init",
     "kql_policy",
     "kql_predict",
+    "kql_resize",
     "kql_step",
     "kql_step_and_act",
+    "kql_tables",
+    "load_policy",
     "load_state",
     "make_task",
     "regression",
-    "rollout_returns",
     "rounds",
+    "save_policy",
     "save_state",
     "theory",
     "train",

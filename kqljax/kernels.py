@@ -1,47 +1,50 @@
 """Kernels on (state, action) pairs.
 
-A kernel is written for two single pairs; everything batched is derived from that one method:
+A kernel is written for two single pairs, see `Kernel`; everything batched follows from that.
+Subclasses become frozen dataclasses whose fields are pytree leaves, so that `jax.vmap` over a
+length scale or a change of `eta` never recompiles.
 
-    class Periodic(Kernel):
-        period: float = 1.0
-
-        def evaluate(self, x, y):
-            waves = jnp.sin(jnp.pi * (x.obs - y.obs) / self.period) ** 2
-            return jnp.exp(-waves.sum()) * jnp.dot(x.action, y.action)
-
-Subclasses become frozen dataclasses whose fields are pytree leaves, so that `jax.vmap` over a length scale or
-a change of `eta` never recompiles.
-
-Split kernels
--------------
-The exact engine evaluates all actions at every stored successor at every step. Where a kernel is
+The exact engine evaluates all actions at every stored successor at every step. A split kernel is
 
     k((s, a), (s', a')) = sum_j  terms_j(s, s') * scale[j, a, a']  +  shift[a, a'],
 
-the state part is stored once for all actions: an array `[T, J, T]` in place of `[T, A, T]`. Both kernels of the
-paper have J = 1, the Matern kernels J = 2. A kernel that says nothing is stored with J = A, which is always right.
+and its state part is stored once for all actions: `[T, J, T]` in place of `[T, A, T]`. Both
+kernels of the paper have J = 1, the Matern kernels J = 2. A kernel that does not say how it
+splits is stored with J = A, which is always right.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, dataclass_transform
+import functools
+import operator
+import warnings
+from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from kqljax.errors import describe
-from kqljax.pytrees import register
+from kqljax._arrays import register
+from kqljax._checks import describe, first_bad, is_known, require
 
 Array = jax.Array
 
 
-class Pair(NamedTuple):
-    """A point of the kernel's domain.
+class NormalisationWarning(UserWarning):
+    """The kernel or a number lies outside what the paper's theorem assumes; the algorithm runs on.
 
-    Attributes:
-      obs: `[l]` normalised observation.
-      action: `[A]` one-hot action.
+    Examples:
+      >>> import warnings
+      >>> with warnings.catch_warnings(record=True, action="always") as caught:
+      ...     (4.0 * kqljax.RBF()).validate(obs_dim=2, num_actions=3)
+      >>> caught[0].category.__name__
+      'NormalisationWarning'
+    """
+
+
+class Pair(NamedTuple):
+    """A point of the kernel's domain: a normalised observation `[l]`, a one-hot action `[A]`.
 
     Examples:
       >>> x = kqljax.Pair(obs=jnp.array([0.1, -0.2]), action=jnp.array([0.0, 1.0, 0.0]))
@@ -53,12 +56,16 @@ class Pair(NamedTuple):
     action: Array
 
 
-class Mixing(NamedTuple):
-    """How the state terms of a kernel combine over actions.
+def every_action(obs: Array, num_actions: int) -> Pair:
+    """The pairs (`[A, l]`, `[A, A]`) of one state `[l]` with each of the actions."""
+    actions = jnp.eye(num_actions, dtype=obs.dtype)
+    return Pair(jnp.broadcast_to(obs, (num_actions, *obs.shape)), actions)
 
-    Attributes:
-      scale: `[J, A, A]` weight of state term j between the query's action and the stored pair's action.
-      shift: `[A, A]` part that does not depend on the states, or None where there is none.
+
+class Mixing(NamedTuple):
+    """How state terms combine over actions of the query and of the stored pair.
+
+    `scale` `[J, A, A]` and `shift` `[A, A]` of the module's text; None where there is no shift.
     """
 
     scale: Array
@@ -69,37 +76,45 @@ class Mixing(NamedTuple):
 class Kernel:
     """Base class: implement `evaluate`, declare parameters as annotated fields.
 
-    `evaluate` is given two pairs with obs `[l]` and action `[A]` and returns a number `[]`.
-
     Examples:
       >>> class Near(kqljax.Kernel):
       ...     reach: float = 1.0
       ...
       ...     def evaluate(self, x, y):
-      ...         return jnp.exp(-jnp.sum(jnp.abs(x.obs - y.obs)) / self.reach) * jnp.dot(x.action, y.action)
-      >>> x, y = (kqljax.Pair(jnp.array([place]), jnp.array([1.0, 0.0])) for place in (0.0, 1.0))
-      >>> round(float(Near(reach=2.0).evaluate(x, y)), 4)
-      0.6065
-      >>> 0.5 * Near() + 0.5 * kqljax.RBF(eta=1.0)
-      Sum(left=Scaled(kernel=Near(reach=1.0), factor=0.5), right=Scaled(kernel=RBF(eta=1.0), factor=0.5))
+      ...         distance = jnp.sum(jnp.abs(x.obs - y.obs))
+      ...         return jnp.exp(-distance / self.reach) * jnp.dot(x.action, y.action)
+      >>> points = kqljax.Pair(jnp.array([[0.0], [1.0]]), jnp.array([[1.0, 0.0], [1.0, 0.0]]))
+      >>> Near(reach=2.0).matrix(points, points).round(4).tolist()
+      [[1.0, 0.6065], [0.6065, 1.0]]
+      >>> 0.5 * Near() + kqljax.RBF(eta=1.0)
+      Sum(left=Scaled(kernel=Near(reach=1.0), factor=0.5), right=RBF(eta=1.0))
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
-        if "evaluate" in own and "terms" not in own:
-            # A new formula: what an inherited split says would be of the old one.
-            for name in ("is_split", "terms", "mixing"):
+        if "evaluate" in own:
+            # A new formula: what is inherited would be of the old one.
+            split = () if "terms" in own else ("is_split", "terms", "mixing")
+            for name in {"matrix", "diag", *split} - set(own):
                 setattr(cls, name, vars(Kernel)[name])
         dataclasses.dataclass(frozen=True)(cls)
         register(cls)
 
     def evaluate(self, x: Pair, y: Pair) -> Array:
-        """The kernel of two single pairs, a scalar."""
+        """The kernel `[]` of two single pairs (fields `[l]`, `[A]`)."""
         raise TypeError(
-            f"{type(self).__name__} has no evaluate method. A kernel implements evaluate(self, x, y) for two pairs "
-            "with fields obs [l] and action [A] (one-hot) and returns a scalar."
+            f"{type(self).__name__} has no evaluate method. A kernel implements evaluate(self, x, "
+            "y) for two pairs with fields obs [l] and action [A] (one-hot) and returns a scalar."
         )
+
+    def matrix(self, rows: Pair, columns: Pair) -> Array:
+        """Kernel matrix `[N, M]` of N and M pairs (fields `[N, l]`, `[N, A]`)."""
+        return jax.vmap(lambda x: jax.vmap(lambda y: self.evaluate(x, y))(columns))(rows)
+
+    def diag(self, pairs: Pair) -> Array:
+        """k(x, x) `[N]` of N pairs."""
+        return jax.vmap(lambda x: self.evaluate(x, x))(pairs)
 
     @property
     def is_split(self) -> bool:
@@ -108,48 +123,87 @@ class Kernel:
 
     def terms(self, obs: Array, stored: Pair) -> Array:
         """State terms `[J]` between a query state `[l]` and one stored pair."""
-        every_action = jnp.eye(stored.action.shape[-1], dtype=stored.action.dtype)
-        return jax.vmap(lambda action: self.evaluate(Pair(obs, action), stored))(every_action)
+        queries = every_action(obs, stored.action.shape[-1])
+        return jax.vmap(lambda query: self.evaluate(query, stored))(queries)
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        """The weights that turn `terms` into the kernel; see the module's text."""
+        """The weights that turn `terms` into the kernel."""
         own = jnp.eye(num_actions, dtype=dtype)
         return Mixing(jnp.broadcast_to(own[:, :, None], (num_actions,) * 3), None)
 
     def domain(self, obs_dim: int) -> Any:
-        """Observations `[N, l]` of the kind that the kernel is for; None is anywhere in [-1, 1]^l.
+        """Observations `[N, l]` that `validate` tries the kernel out on; None: all of [-1, 1]^l."""
+        parts = [part for part in vars(self).values() if isinstance(part, Kernel)]
+        found = (part.domain(obs_dim) for part in parts)
+        return next((states for states in found if states is not None), None)
 
-        The kernel is tried out there when a run begins. A kernel made of others takes their word.
+    def validate(self, obs_dim: int, num_actions: int, *, warns: bool = True) -> None:
+        """Tries the kernel out on states of its domain, with every action. Call it outside jit.
+
+        ValueError where it is no kernel there, or a parameter is out of its range; by default
+        NormalisationWarning where its norm leaves [1/2, 1].
         """
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            part = getattr(self, field.name)
-            found = part.domain(obs_dim) if isinstance(part, Kernel) else None
-            if found is not None:
-                return found
-        return None
+        check_shapes(self, obs_dim)
+        states = self.domain(obs_dim)
+        if states is None:
+            states = np.random.default_rng(0).uniform(-1, 1, (16, obs_dim))
+            states[0], states[1], states[2:8] = 0.0, 1.0, np.sign(states[2:8])
+        # The kernel is known, but something else may be traced.
+        with jax.ensure_compile_time_eval():
+            each = jax.vmap(lambda obs: self.diag(every_action(obs, num_actions)))
+            found = np.asarray(each(jnp.asarray(states, jnp.zeros(()).dtype)), np.float64)
+        if not np.all(found > 0):
+            raise ValueError(
+                f"the kernel {self} gives k(x, x) = {first_bad(found, found > 0)}: expected "
+                "positive numbers. Look at its parameters."
+            )
+        for name, value in _widths(self):
+            require(f"the kernel's {name}", value, lambda x: x > 0, "above 0", "It is a width.")
+        low, high, slack = np.sqrt(found.min()), np.sqrt(found.max()), 1e-6
+        if warns and (low < 0.5 - slack or high > 1 + slack):
+            warnings.warn(
+                f"the kernel's norm ||K_x|| = sqrt(k(x, x)) runs from {low:.3g} to {high:.3g} on "
+                f"[-1, 1]^{obs_dim}; the paper assumes [1/2, 1]. Scale it, for example "
+                f"{1 / high**2:.3g} * kernel, to keep the theorem's constants.",
+                NormalisationWarning,
+                stacklevel=3,
+            )
 
     def __add__(self, other: Kernel) -> Kernel:
-        return Sum(_operand(self, "+"), _operand(other, "+"))
+        if not isinstance(other, Kernel):
+            raise TypeError(
+                f"a kernel + {describe(other)}: expected another kernel. Scale a kernel with *."
+            )
+        return Sum(self, other)
+
+    def __radd__(self, other: Any) -> Kernel:
+        # sum([k1, k2]) begins with 0.
+        return self if isinstance(other, int) and other == 0 else self + other
 
     def __mul__(self, other: Any) -> Kernel:
         if isinstance(other, Kernel):
             return Product(self, other)
-        return Scaled(self, _factor(other))
+        if jnp.ndim(other) != 0 or isinstance(other, (str, bytes)):
+            raise TypeError(f"a kernel * {describe(other)}: expected a kernel or a number.")
+        return Scaled(self, other)
 
-    def __rmul__(self, other: Any) -> Kernel:
-        return Scaled(self, _factor(other))
-
-
-def _operand(kernel: Any, sign: str) -> Kernel:
-    if not isinstance(kernel, Kernel):
-        raise TypeError(f"a kernel {sign} {describe(kernel)}: expected another kernel. Scale a kernel with *.")
-    return kernel
+    __rmul__ = __mul__
 
 
-def _factor(value: Any) -> Any:
-    if jnp.ndim(value) != 0 or isinstance(value, (str, bytes)):
-        raise TypeError(f"a kernel * {describe(value)}: expected a kernel or a number.")
-    return value
+def _widths(kernel: Kernel) -> list[tuple[str, Any]]:
+    """Name and value of every `eta` and `length_scale`, also in the parts of a kernel."""
+    named = jax.tree_util.tree_leaves_with_path(kernel)
+    found = [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in named]
+    return [each for each in found if each[0].split(".")[-1] in ("eta", "length_scale")]
+
+
+def check_shapes(kernel: Kernel, obs_dim: int) -> None:
+    """Raises ValueError where a width is not for observations `[l]`; also for traced kernels."""
+    for name, value in _widths(kernel):
+        is_rbf, shape = name.endswith("eta"), jnp.shape(value)
+        if shape and not (is_rbf and shape == (obs_dim,)):
+            also = f" or {obs_dim} numbers, one a coordinate" if is_rbf else ""
+            raise ValueError(f"the kernel's {name} must be a number{also}, got shape {shape}.")
 
 
 def squared_distance(x: Array, y: Array) -> Array:
@@ -157,41 +211,49 @@ def squared_distance(x: Array, y: Array) -> Array:
     return jnp.sum((x - y) ** 2, axis=-1)
 
 
-def _agreement(num_actions: int, same: Any, different: Any, dtype: Any) -> Array:
-    """`[A, A]`: `same` on the diagonal, `different` elsewhere."""
-    return jnp.where(jnp.eye(num_actions, dtype=bool), jnp.asarray(same, dtype), jnp.asarray(different, dtype))
-
-
 class RBF(Kernel):
     """Gaussian kernel of the paper's section 6.1, exp(-eta ||[s, a] - [s', a']||^2).
 
-    Two different one-hot actions lie at squared distance 2, so the kernel is a state part times
-    1 where the actions agree and exp(-2 eta) where they differ.
+    That is a state part times 1 where the actions agree and exp(-2 eta) where they differ. With an
+    eta for each coordinate the state part is exp(-sum_i eta_i (s_i - s'_i)^2), and the distance of
+    actions is weighted by the mean of eta.
 
     Attributes:
-      eta: inverse squared width. The paper sets 0.02, and 1 for Pendulum.
+      eta: inverse squared width, a number or `[l]`. The paper sets 0.02, and 1 for Pendulum.
 
     Examples:
       >>> x, y = (kqljax.Pair(jnp.zeros(2), action) for action in jnp.eye(3)[:2])
-      >>> kernel = kqljax.RBF(eta=0.02)
-      >>> float(kernel.evaluate(x, x)), round(float(kernel.evaluate(x, y)), 4)
-      (1.0, 0.9608)
+      >>> [round(float(kqljax.RBF(eta).evaluate(x, y)), 4) for eta in (0.02, [0.01, 0.03])]
+      [0.9608, 0.9608]
     """
 
     eta: Any = 0.02
 
-    def evaluate(self, x: Pair, y: Pair) -> Array:
-        return jnp.exp(-self.eta * (squared_distance(x.obs, y.obs) + squared_distance(x.action, y.action)))
+    def __post_init__(self) -> None:
+        if isinstance(self.eta, (list, tuple)):  # A list would be a pytree with a leaf a number.
+            eta = np.asarray(self.eta) if is_known(self.eta) else jnp.stack(self.eta)
+            object.__setattr__(self, "eta", eta)
 
-    @property
-    def is_split(self) -> bool:
-        return True
+    def evaluate(self, x: Pair, y: Pair) -> Array:
+        eta, between_states = self._eta_and_distance(x.obs, y.obs)
+        return jnp.exp(-between_states - eta.mean() * squared_distance(x.action, y.action))
+
+    def diag(self, pairs: Pair) -> Array:
+        return jnp.ones(pairs.obs.shape[0], pairs.obs.dtype)
+
+    is_split = True
 
     def terms(self, obs: Array, stored: Pair) -> Array:
-        return jnp.exp(-self.eta * squared_distance(obs, stored.obs))[None]
+        return jnp.exp(-self._eta_and_distance(obs, stored.obs)[1])[None]
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        return Mixing(_agreement(num_actions, 1.0, jnp.exp(-2.0 * jnp.asarray(self.eta, dtype)), dtype)[None], None)
+        different = jnp.exp(-2.0 * jnp.asarray(self.eta, dtype).mean())
+        return Mixing(jnp.where(jnp.eye(num_actions, dtype=bool), 1.0, different)[None], None)
+
+    def _eta_and_distance(self, x: Array, y: Array) -> tuple[Array, Array]:
+        # eta in the precision of the observations: a float64 array would promote the rest.
+        eta = jnp.asarray(self.eta, jnp.result_type(x, float))
+        return eta, eta * squared_distance(x, y) if eta.ndim == 0 else jnp.sum(eta * (x - y) ** 2)
 
 
 class Linear(Kernel):
@@ -199,8 +261,7 @@ class Linear(Kernel):
 
     Examples:
       >>> x, y = (kqljax.Pair(jnp.zeros(2), action) for action in jnp.eye(3)[:2])
-      >>> kernel = kqljax.Linear()
-      >>> round(float(kernel.evaluate(x, x)), 4), float(kernel.evaluate(x, y))
+      >>> round(float(kqljax.Linear().evaluate(x, x)), 4), float(kqljax.Linear().evaluate(x, y))
       (0.6667, 0.5)
     """
 
@@ -208,26 +269,21 @@ class Linear(Kernel):
         inner = jnp.dot(x.obs, y.obs) + jnp.dot(x.action, y.action)
         return inner / (2 * (x.obs.shape[-1] + 1)) + 0.5
 
-    @property
-    def is_split(self) -> bool:
-        return True
+    is_split = True
 
     def terms(self, obs: Array, stored: Pair) -> Array:
         return (jnp.dot(obs, stored.obs) / (2 * (obs.shape[-1] + 1)))[None]
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        shift = 0.5 + _agreement(num_actions, 1.0 / (2 * (obs_dim + 1)), 0.0, dtype)
+        shift = 0.5 + jnp.eye(num_actions, dtype=dtype) / (2 * (obs_dim + 1))
         return Mixing(jnp.ones((1, num_actions, num_actions), dtype), shift)
 
 
 class _Radial(Kernel):
-    """A function of ||[s, a] - [s', a']||: one term where the actions agree, one where they differ."""
+    """A function of ||[s, a] - [s', a']||: one term where the actions agree, one where not."""
 
     length_scale: Any = 1.0
-
-    def profile(self, distance: Array) -> Array:
-        """The kernel as a function of distance / length_scale."""
-        raise TypeError(f"{type(self).__name__} has no profile method.")
+    profile: ClassVar[Any]  # the kernel as a function of distance / length_scale
 
     def _of_squared(self, squared: Array) -> Array:
         # A square root has no gradient at zero; the substituted 1 keeps the unused branch finite.
@@ -236,23 +292,22 @@ class _Radial(Kernel):
         return self.profile(root / self.length_scale)
 
     def evaluate(self, x: Pair, y: Pair) -> Array:
-        return self._of_squared(squared_distance(x.obs, y.obs) + squared_distance(x.action, y.action))
+        between_actions = squared_distance(x.action, y.action)
+        return self._of_squared(squared_distance(x.obs, y.obs) + between_actions)
 
-    @property
-    def is_split(self) -> bool:
-        return True
+    is_split = True
 
     def terms(self, obs: Array, stored: Pair) -> Array:
         squared = squared_distance(obs, stored.obs)
         return jnp.stack([self._of_squared(squared), self._of_squared(squared + 2.0)])
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        same = _agreement(num_actions, 1.0, 0.0, dtype)
+        same = jnp.eye(num_actions, dtype=dtype)
         return Mixing(jnp.stack([same, 1.0 - same]), None)
 
 
 class Matern32(_Radial):
-    """Matern kernel of smoothness 3/2 on the Euclidean distance of [s, a]: (1 + r) exp(-r), r = sqrt(3) d / length_scale.
+    """Matern kernel of smoothness 3/2, (1 + r) exp(-r), r = sqrt(3) d / length_scale, d as in RBF.
 
     Examples:
       >>> x, y = (kqljax.Pair(jnp.zeros(2), action) for action in jnp.eye(3)[:2])
@@ -266,7 +321,7 @@ class Matern32(_Radial):
 
 
 class Matern52(_Radial):
-    """Matern kernel of smoothness 5/2: (1 + r + r^2 / 3) exp(-r), r = sqrt(5) d / length_scale.
+    """Matern kernel of smoothness 5/2, (1 + r + r^2 / 3) exp(-r), r = sqrt(5) d / length_scale.
 
     Examples:
       >>> x, y = (kqljax.Pair(jnp.zeros(2), action) for action in jnp.eye(3)[:2])
@@ -288,106 +343,81 @@ class Scaled(Kernel):
     def evaluate(self, x: Pair, y: Pair) -> Array:
         return self.factor * self.kernel.evaluate(x, y)
 
-    @property
-    def is_split(self) -> bool:
-        return self.kernel.is_split
+    is_split = property(lambda self: self.kernel.is_split)
 
     def terms(self, obs: Array, stored: Pair) -> Array:
         return self.kernel.terms(obs, stored)
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        scale, shift = self.kernel.mixing(obs_dim, num_actions, dtype)
-        factor = jnp.asarray(self.factor, dtype)
-        return Mixing(factor * scale, None if shift is None else factor * shift)
+        mixing = self.kernel.mixing(obs_dim, num_actions, dtype)
+        return jax.tree.map(lambda weight: jnp.asarray(self.factor, dtype) * weight, mixing)
 
 
-class Sum(Kernel):
-    """left + right."""
+class _OfTwo(Kernel):
+    """A kernel made of two, split where both are. Sum and Product say how values and terms join."""
 
     left: Kernel
     right: Kernel
+    _of_values: ClassVar[Any]
+    _of_terms: ClassVar[Any]
+    _of_mixings: ClassVar[Any]
 
     def evaluate(self, x: Pair, y: Pair) -> Array:
-        return self.left.evaluate(x, y) + self.right.evaluate(x, y)
+        return self._of_values(self.left.evaluate(x, y), self.right.evaluate(x, y))
 
-    @property
-    def is_split(self) -> bool:
-        return self.left.is_split and self.right.is_split
+    is_split = property(lambda self: self.left.is_split and self.right.is_split)
 
     def terms(self, obs: Array, stored: Pair) -> Array:
         if not self.is_split:
             return super().terms(obs, stored)
-        return jnp.concatenate([self.left.terms(obs, stored), self.right.terms(obs, stored)])
+        sizes = obs.shape[-1], stored.action.shape[-1]
+        return self._of_terms(self.left.terms(obs, stored), self.right.terms(obs, stored), sizes)
 
     def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
         if not self.is_split:
             return super().mixing(obs_dim, num_actions, dtype)
-        left = self.left.mixing(obs_dim, num_actions, dtype)
-        right = self.right.mixing(obs_dim, num_actions, dtype)
-        if left.shift is None or right.shift is None:
-            shift = right.shift if left.shift is None else left.shift
-        else:
-            shift = left.shift + right.shift
+        sizes = obs_dim, num_actions, dtype
+        return self._of_mixings(self.left.mixing(*sizes), self.right.mixing(*sizes))
+
+
+class Sum(_OfTwo):
+    """left + right; `sum` takes a list of kernels."""
+
+    _of_values = staticmethod(operator.add)
+    _of_terms = staticmethod(lambda left, right, sizes: jnp.concatenate([left, right]))
+
+    def _of_mixings(self, left: Mixing, right: Mixing) -> Mixing:
+        shifts = [each.shift for each in (left, right) if each.shift is not None]
+        shift = functools.reduce(operator.add, shifts) if shifts else None
         return Mixing(jnp.concatenate([left.scale, right.scale]), shift)
 
 
-class Product(Kernel):
-    """left * right.
+class Product(_OfTwo):
+    """left * right: every term with every term, where a shift counts as a term that is 1."""
 
-    Split factors multiply out: every term with every term, and every term with the other's shift.
-    """
+    _of_values = staticmethod(operator.mul)
 
-    left: Kernel
-    right: Kernel
+    def _of_terms(self, left: Array, right: Array, sizes: tuple[int, int]) -> Array:
+        one, other = (shapes(part, *sizes).shift is not None for part in (self.left, self.right))
+        left, right = jnp.append(left, 1) if one else left, jnp.append(right, 1) if other else right
+        both = jnp.outer(left, right).ravel()
+        return both[:-1] if one and other else both  # shift times shift is no term
 
-    def evaluate(self, x: Pair, y: Pair) -> Array:
-        return self.left.evaluate(x, y) * self.right.evaluate(x, y)
+    def _of_mixings(self, left: Mixing, right: Mixing) -> Mixing:
+        first, second = (
+            scale if shift is None else jnp.append(scale, shift[None], 0)
+            for scale, shift in (left, right)
+        )
+        both = (first[:, None] * second).reshape(-1, *first.shape[1:])
+        is_one = left.shift is None or right.shift is None
+        return Mixing(both, None) if is_one else Mixing(both[:-1], both[-1])
 
-    @property
-    def is_split(self) -> bool:
-        return self.left.is_split and self.right.is_split
 
-    def _has_shift(self, kernel: Kernel, obs_dim: int, num_actions: int) -> bool:
-        return jax.eval_shape(lambda: kernel.mixing(obs_dim, num_actions, jnp.float32)).shift is not None
-
-    def terms(self, obs: Array, stored: Pair) -> Array:
-        if not self.is_split:
-            return super().terms(obs, stored)
-        left, right = self.left.terms(obs, stored), self.right.terms(obs, stored)
-        parts = [jnp.outer(left, right).ravel()]
-        sizes = obs.shape[-1], stored.action.shape[-1]
-        if self._has_shift(self.right, *sizes):
-            parts.append(left)
-        if self._has_shift(self.left, *sizes):
-            parts.append(right)
-        return jnp.concatenate(parts)
-
-    def mixing(self, obs_dim: int, num_actions: int, dtype: Any) -> Mixing:
-        if not self.is_split:
-            return super().mixing(obs_dim, num_actions, dtype)
-        left = self.left.mixing(obs_dim, num_actions, dtype)
-        right = self.right.mixing(obs_dim, num_actions, dtype)
-        both = left.scale[:, None] * right.scale[None, :]
-        parts = [both.reshape(-1, num_actions, num_actions)]
-        if right.shift is not None:
-            parts.append(left.scale * right.shift)
-        if left.shift is not None:
-            parts.append(right.scale * left.shift)
-        constant = None if left.shift is None or right.shift is None else left.shift * right.shift
-        return Mixing(jnp.concatenate(parts), constant)
+def shapes(kernel: Kernel, obs_dim: int, num_actions: int) -> Any:
+    """`mixing` with shapes in place of arrays."""
+    return jax.eval_shape(lambda: kernel.mixing(obs_dim, num_actions, jnp.float32))
 
 
 def num_terms(kernel: Kernel, obs_dim: int, num_actions: int) -> int:
     """J, the number of state terms the engine stores for this kernel."""
-    return jax.eval_shape(lambda: kernel.mixing(obs_dim, num_actions, jnp.float32)).scale.shape[0]
-
-
-def self_kernel(kernel: Kernel, obs: Array, num_actions: int) -> Array:
-    """k(x, x) `[A]` of one state `[l]` with every action."""
-    every_action = jnp.eye(num_actions, dtype=obs.dtype)
-    return jax.vmap(lambda action: kernel.evaluate(Pair(obs, action), Pair(obs, action)))(every_action)
-
-
-def gram(kernel: Kernel, rows: Pair, columns: Pair) -> Array:
-    """Kernel matrix `[N, M]` of N row pairs and M column pairs (fields `[N, l]`, `[N, A]`)."""
-    return jax.vmap(lambda x: jax.vmap(lambda y: kernel.evaluate(x, y))(columns))(rows)
+    return shapes(kernel, obs_dim, num_actions).scale.shape[0]

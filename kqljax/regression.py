@@ -4,26 +4,19 @@ With K the Gram matrix of n stored inputs, k_x the kernels between x and them, a
 
     mean(x) = k_x^T (K + lam I)^-1 y,        std(x)^2 = k(x, x) - k_x^T (K + lam I)^-1 k_x.
 
-std is the width of Algorithm 1 times the square root of lam.
-
-**All pairs.** `factor` once, then `solve`, `predict` and `std` as often as wanted, and `log_evidence` for kernel parameters:
-
-    fitted = factor(gram, ridge)
-    weights = solve(fitted, targets)
-    mean, deviation = cross.T @ weights, std(fitted, cross, prior=1.0)
-
-**Centres.** A pivoted Cholesky factorisation, a block of pivots at a time, gives features F with F F^T <= K and the residual
-of each row's k(x, x) that they leave out (`span`). With M = F^T F + lam I and the features f of x (`ridge_on_features`):
+std is the width of Algorithm 1 times the square root of lam. On centres, a pivoted Cholesky
+factorisation gives features F with F F^T <= K (`span`). With M = F^T F + lam I
+(`ridge_on_features`) and the features f of x:
 
     mean(x) = f^T M^-1 F^T y,        std(x)^2 = k(x, x) - |f|^2 + lam f^T M^-1 f.
 
-k(x, x) - |f|^2 is the residual at x: what the centres do not span counts as not known. The cost follows the rank that the
-kernel turns out to have, because blocks of pivots and blocks of rows are loops whose lengths are known only at run time.
+k(x, x) - |f|^2 is the residual at x: what the centres do not span counts as not known. Blocks of
+pivots and of rows are loops of lengths known at run time, so the cost follows the kernel's rank.
 
-Factors are meant to be float64: kernels as smooth as these give Gram matrices that float32 cannot factor. A factorisation that
-fails gives numbers that are not finite, and `is_finite` says so. Everything can be vmapped: on an accelerator all seeds are
-factored in one batched call, on a CPU one after the other (batches of small matrices gain nothing there, and with two CPU
-devices LAPACK's batched calls block each other in jax 0.10).
+Use float64: float32 cannot factor Gram matrices of kernels this smooth. A factorisation that fails
+gives numbers that are not finite. Under vmap an accelerator factors all seeds in one batched call
+and a CPU one after the other, because with two CPU devices LAPACK's batched calls block each other
+in jax 0.10.
 """
 
 from __future__ import annotations
@@ -36,13 +29,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kqljax.arrays import dot
+from kqljax._arrays import dot
 
 Array = jax.Array
 
 
 def _one_by_one_on_cpu(operation: Callable[..., Array]) -> Callable[..., Array]:
-    """The operation, which under vmap becomes one batched call on accelerators and a loop on a CPU."""
+    """The operation; under vmap one batched call on accelerators and a loop on a CPU."""
     single = jax.custom_batching.custom_vmap(operation)
 
     @single.def_vmap
@@ -63,7 +56,7 @@ def _one_by_one_on_cpu(operation: Callable[..., Array]) -> Callable[..., Array]:
 
 @_one_by_one_on_cpu
 def cholesky(matrix: Array) -> Array:
-    """Lower Cholesky factor `[n, n]` of a positive definite matrix; not finite where it is not one."""
+    """Lower Cholesky factor `[n, n]`; not finite where the matrix is not positive definite."""
     return jnp.linalg.cholesky(matrix, symmetrize_input=False)
 
 
@@ -99,16 +92,10 @@ def _(axis_size: int, in_batched: Any, number: Array) -> tuple[Array, bool]:
     return largest(jnp.max(number)), False
 
 
-# All pairs -----------------------------------------------------------------------------------------------------------
-
-
 class Factor(NamedTuple):
-    """What is left of a Gram matrix once it is factored.
+    """Cholesky factor `[n, n]` of K + ridge I, `[n]` rows that count, `[]` whether it worked.
 
-    Attributes:
-      lower: `[n, n]` Cholesky factor of K + ridge I; rows that are masked out are those of the identity.
-      mask: `[n]` bool, the rows that count.
-      is_finite: `[]` bool, whether the factorisation worked.
+    Rows that do not count are those of the identity.
     """
 
     lower: Array
@@ -117,12 +104,7 @@ class Factor(NamedTuple):
 
 
 def factor(gram: Array, ridge: Any, mask: Array | None = None) -> Factor:
-    """Factors K + ridge I.
-
-    Args:
-      gram: K `[n, n]`.
-      ridge: lam `[]`.
-      mask: `[n]` bool, rows of a padded Gram matrix that count; by default all of them.
+    """Factors K + ridge I, of K `[n, n]` padded in the rows that `mask` `[n]` does not count.
 
     Examples:
       >>> from kqljax import regression
@@ -133,13 +115,14 @@ def factor(gram: Array, ridge: Any, mask: Array | None = None) -> Factor:
       >>> bool(jnp.allclose(gram @ weights, jnp.sin(x), atol=1e-4)), bool(fitted.is_finite)
       (True, True)
     """
-    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-        raise ValueError(f"gram must be square, the kernels between n inputs, got shape {gram.shape}.")
-    mask = jnp.ones(gram.shape[0], bool) if mask is None else mask
-    if mask.shape != gram.shape[:1]:
-        raise ValueError(f"mask must have one entry for each of the {gram.shape[0]} rows of gram, got shape {mask.shape}.")
-    both = mask[:, None] & mask
-    lower = cholesky(jnp.where(both, gram, 0.0) + jnp.diag(jnp.where(mask, ridge, 1.0).astype(gram.dtype)))
+    n = len(gram)
+    if gram.shape != (n, n):
+        raise ValueError(f"gram must be square, the kernels of n inputs, got shape {gram.shape}.")
+    mask = jnp.ones(n, bool) if mask is None else mask
+    if mask.shape != (n,):
+        raise ValueError(f"mask must have one entry for each of the {n} rows, got {mask.shape}.")
+    diagonal = jnp.diag(jnp.where(mask, ridge, 1.0).astype(gram.dtype))
+    lower = cholesky(jnp.where(mask[:, None] & mask, gram, 0.0) + diagonal)
     return Factor(lower, mask, jnp.all(jnp.isfinite(lower)))
 
 
@@ -150,41 +133,32 @@ def whiten(fitted: Factor, columns: Array) -> Array:
 
 def solve(fitted: Factor, targets: Array) -> Array:
     """(K + ridge I)^-1 targets, for `[n]` or `[n, c]`."""
-    columns = targets if targets.ndim == 2 else targets[:, None]
-    solved = solve_factored(fitted.lower, jnp.where(fitted.mask[:, None], columns, 0.0))
-    return solved if targets.ndim == 2 else solved[:, 0]
+    columns = jnp.where(fitted.mask[:, None], targets.reshape(len(targets), -1), 0.0)
+    return solve_factored(fitted.lower, columns).reshape(targets.shape)
 
 
 def std(fitted: Factor, cross: Array, prior: Any = 1.0) -> Array:
-    """std `[q]` at q inputs, from the kernels `[n, q]` between the stored inputs and them and their own k(x, x)."""
+    """std `[q]` at q inputs with kernels `cross` `[n, q]` to the stored ones, k(x, x) = `prior`."""
     return jnp.sqrt(jnp.maximum(prior - jnp.sum(whiten(fitted, cross) ** 2, axis=0), 0.0))
 
 
 def log_evidence(fitted: Factor, targets: Array) -> Array:
-    """Log marginal likelihood of `[n, c]` targets, up to a constant.
+    """Log marginal likelihood `[]` of `[n, c]` targets, up to a constant.
 
-    Each of the c columns is a Gaussian process with this kernel and an amplitude of its own, set to its most likely value:
-    -n/2 sum_c log mean(z_c^2) - c sum log diag(lower), with z = lower^-1 targets.
+    Each column is a Gaussian process with its most likely amplitude: with z = lower^-1 targets
+    -n/2 sum_c log mean(z_c^2) - c sum log diag(lower).
     """
     count = jnp.sum(fitted.mask)
     power = jnp.sum(whiten(fitted, targets) ** 2, axis=0) / count
-    volume = jnp.sum(jnp.log(jnp.sum(jnp.where(jnp.eye(fitted.mask.size, dtype=bool), fitted.lower, 0.0), axis=1)))
+    is_diagonal = jnp.eye(fitted.mask.size, dtype=bool)
+    volume = jnp.sum(jnp.log(jnp.sum(jnp.where(is_diagonal, fitted.lower, 0.0), axis=1)))
     return -0.5 * count * jnp.sum(jnp.log(jnp.maximum(power, 1e-18))) - targets.shape[1] * volume
 
 
-# Centres -------------------------------------------------------------------------------------------------------------
-
-
 class Rows(NamedTuple):
-    """Inputs of a regression in blocks: n stored ones, and other inputs where it will be asked.
+    """Inputs in R `blocks`, each of `size` stored ones and groups - 1 times as many others.
 
-    Row block r holds `size` stored inputs, followed by `groups - 1` times as many others.
-
-    Attributes:
-      stored: `[]` int32, n, the stored inputs; they come first.
-      blocks: R, static.
-      size: stored inputs in a block, static.
-      groups: static; 1 where there are no others.
+    `stored` `[]` is the number n of stored inputs, which come first; the rest is static.
     """
 
     stored: Array
@@ -194,18 +168,22 @@ class Rows(NamedTuple):
 
     @property
     def in_use(self) -> Array:
-        """Blocks that hold a stored input; under vmap, of any seed: one length for all, so that loops stay loops."""
+        """Blocks that hold a stored input; under vmap of any seed, so that loops stay loops."""
         return (largest(self.stored) + self.size - 1) // self.size
+
+    def is_stored(self, blocks: int) -> Array:
+        """`[blocks, size]` bool, the places of the first blocks that hold a stored input."""
+        return (jnp.arange(blocks * self.size) < self.stored).reshape(blocks, self.size)
 
 
 class Span(NamedTuple):
-    """Features of a kernel on centres, m = B b of them at most, H = groups * size rows in a block.
+    """Features of a kernel on at most m centres, H = groups * size rows in a block.
 
     Attributes:
       pivot: `[m]` int32, the stored inputs that are centres.
       is_used: `[m]` bool; False where a place was not needed.
-      lower: `[m, m]` Cholesky factor of the kernel between the centres, up to a jitter; the identity where unused.
-      features: `[R, H, m]` f = lower^-1 k_centres(x) of each row. Only what lies below `blocks` and `Rows.in_use` is written.
+      lower: `[m, m]` Cholesky factor of the kernel between centres; the identity where unused.
+      features: `[R, H, m]` f = lower^-1 k_centres(x), written below `blocks` and `Rows.in_use`.
       residual: `[R, H]` k(x, x) - |f|^2.
       blocks: `[]` int32, blocks of centres that were needed.
     """
@@ -219,21 +197,21 @@ class Span(NamedTuple):
 
 
 def _running_sum(blocks: Array) -> Array:
-    """Running sum `[R size]` over `[R, size]`, by products with triangles: `jnp.cumsum` becomes dozens of kernels."""
+    """Running sum `[R size]` over `[R, size]`; `jnp.cumsum` would become dozens of kernels."""
     count, size = blocks.shape
     within = dot(blocks, jnp.triu(jnp.ones((size, size), blocks.dtype)))
     before = dot(jnp.tril(jnp.ones((count, count), blocks.dtype), -1), within[:, -1:])
     return (within + before).reshape(-1)
 
 
-def empty_span(rows: Rows, most: int, dtype: Any, work: Array | None = None) -> Span:
+def empty_span(rows: Rows, most: int, dtype: Any) -> Span:
     """No centres yet."""
     height = rows.groups * rows.size
     return Span(
         pivot=jnp.zeros(most, jnp.int32),
         is_used=jnp.zeros(most, bool),
         lower=jnp.eye(most, dtype=dtype),
-        features=jnp.zeros((rows.blocks, height, most), dtype) if work is None else work,
+        features=jnp.zeros((rows.blocks, height, most), dtype),
         residual=jnp.zeros((rows.blocks, height), dtype),
         blocks=jnp.int32(0),
     )
@@ -251,25 +229,24 @@ def span(
     prior: Any = 1.0,
     most_blocks: Any = None,
     pivots: tuple[Array, Array] | None = None,
-    is_free: Array | None = None,
+    is_free: Any = False,
     work: Array | None = None,
 ) -> Span:
     """Chooses centres by pivoted Cholesky factorisation, `block` of them at a time.
 
-    The pivots of a block are taken at equal shares of the residual, summed over the stored inputs in their order: where much is
-    left to explain, many are taken. It ends when no stored input has a residual above the tolerance, or at `most` centres.
+    The pivots of a block are taken at equal shares of the residual, summed over the stored inputs:
+    where much is left to explain, many are taken.
 
     Args:
-      kernel: kernel(r, index) -> `[H, b]` between the rows of block r and the stored inputs `index` `[b]`.
+      kernel: kernel(r, index) -> `[H, b]` between the rows of block r and stored inputs `[b]`.
       between: between(index) -> `[b, b]` among stored inputs.
-      rows: how the rows are laid out.
       most: m, static, a multiple of `block`.
-      tolerance: `[]` residual below which an input counts as spanned.
+      tolerance: `[]` it ends when no stored input has a residual above.
       jitter: `[]` added to the diagonal of a block before it is factored.
       prior: k(x, x), the same for all x.
       most_blocks: `[]` int32, fewer blocks than m / block.
-      pivots: index `[m]` and is_used `[m]` of another span, to take its centres as far as they are needed.
-      is_free: `[]` bool, not to take them after all.
+      pivots: index `[m]` and is_used `[m]` of another span, whose centres are taken as far as they
+        are needed, unless `is_free` `[]` says to choose after all.
       work: features of another span of the same size, whose memory can be used again.
 
     Examples:
@@ -277,107 +254,100 @@ def span(
       >>> x = jnp.linspace(-1.0, 1.0, 64)
       >>> gram = jnp.exp(-((x[:, None] - x) ** 2))
       >>> rows = regression.Rows(jnp.int32(64), blocks=1, size=64, groups=1)
-      >>> found = regression.span(
-      ...     lambda r, index: gram[:, index], lambda index: gram[index][:, index], rows, most=32, block=8, tolerance=1e-6
-      ... )
+      >>> kernels = lambda r, index: gram[:, index], lambda index: gram[index][:, index]
+      >>> found = regression.span(*kernels, rows, most=32, block=8, tolerance=1e-6)
       >>> f, _ = regression.dense(found, rows, rows.blocks, 32)
       >>> bool(jnp.abs(f @ f.T - gram).max() < 1e-6), int(found.blocks)
       (True, 2)
     """
     if most % block:
-        raise ValueError(f"most={most} centres are taken in blocks of {block}: make it a multiple of that.")
+        raise ValueError(
+            f"most={most} centres are taken in blocks of {block}: make it a multiple of that."
+        )
     height = rows.groups * rows.size
     dtype = jnp.result_type(tolerance, jnp.zeros(()))
-    columns = most // block
-    limit = columns if most_blocks is None else jnp.minimum(most_blocks, columns)
-    is_stored = (jnp.arange(rows.blocks * rows.size) < rows.stored).reshape(rows.blocks, rows.size)
-    in_use = rows.in_use
-    identity = jnp.eye(block, dtype=dtype)
+    limit = most // block if most_blocks is None else jnp.minimum(most_blocks, most // block)
+    is_stored, in_use = rows.is_stored(rows.blocks), rows.in_use
+
+    def at(*start: Any) -> tuple[Array, ...]:
+        return tuple(jnp.asarray(each, jnp.int32) for each in start)
 
     def put(array: Array, value: Array, *start: Any) -> Array:
-        start = start + (0,) * (array.ndim - len(start))
-        return lax.dynamic_update_slice(array, value.astype(array.dtype), tuple(jnp.asarray(each, jnp.int32) for each in start))
+        start += (0,) * (array.ndim - len(start))
+        return lax.dynamic_update_slice(array, value.astype(array.dtype), at(*start))
 
-    def left(residual: Array) -> Array:
-        return jnp.where(is_stored, residual[:, : rows.size], 0.0).reshape(-1)
+    def left(found: Span) -> Array:
+        return jnp.where(is_stored, found.residual[:, : rows.size], 0.0)
 
-    def choose(j: Array, stored: Array) -> tuple[Array, Array]:
-        """Pivots of block j `[b]`, and which of them count."""
-        total = _running_sum(stored.reshape(rows.blocks, rows.size))
+    def one_block(found: Span) -> Span:
+        j, residual = found.blocks, left(found)
+        # Pivots `[b]` of block j, and which of them count.
+        total = _running_sum(residual)
         share = (jnp.arange(block, dtype=dtype) + 0.5) / block * total[-1]
         index = jnp.sum(total[:, None] < share, axis=0).astype(jnp.int32)
         index = jnp.minimum(index, rows.stored - 1)
         is_new = jnp.concatenate([jnp.ones(1, bool), index[1:] != index[:-1]])
         if pivots is not None:
-            given = tuple(lax.dynamic_slice_in_dim(each, j * block, block) for each in pivots)
-            free = jnp.array(False) if is_free is None else is_free
-            index, is_new = jnp.where(free, index, given[0]), jnp.where(free, is_new, given[1])
-        return index, is_new & (stored[index] > tolerance)
-
-    def one_block(carry: tuple[Array, Span]) -> tuple[Array, Span]:
-        j, found = carry
-        stored = left(found.residual)
-        index, is_new = choose(j, stored)
+            given = [lax.dynamic_slice_in_dim(each, j * block, block) for each in pivots]
+            index = jnp.where(is_free, index, given[0])
+            is_new = jnp.where(is_free, is_new, given[1])
+        is_new = is_new & (residual.reshape(-1)[index] > tolerance)
         index = jnp.where(is_new, index, 0)
         # Features that the pivots have so far, [b, m]; columns from j * b on were not written yet.
         at_pivots = found.features[index // rows.size, index % rows.size]
         at_pivots = jnp.where((jnp.arange(most) < j * block) & is_new[:, None], at_pivots, 0.0)
         gram = between(index) - dot(at_pivots, at_pivots.T)
-        gram = jnp.where(is_new[:, None] & is_new, gram, 0.0) + jnp.diag(jnp.where(is_new, jitter, 1.0).astype(dtype))
-        lower = cholesky(gram)
-        inverse = solve_lower(lower, identity)
+        gram = jnp.where(is_new[:, None] & is_new, gram, 0.0)
+        lower = cholesky(gram + jnp.diag(jnp.where(is_new, jitter, 1.0).astype(dtype)))
+        inverse = solve_lower(lower, jnp.eye(block, dtype=dtype))
 
         def one_row_block(r: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             features, residual = carry
 
             def subtract(k: Array, cross: Array) -> Array:
-                start = (jnp.asarray(each, jnp.int32) for each in (r, 0, k * block))
-                known = lax.dynamic_slice(features, tuple(start), (1, height, block))[0]
-                return cross - dot(known, lax.dynamic_slice_in_dim(at_pivots, k * block, block, 1).T)
+                known = lax.dynamic_slice(features, at(r, 0, k * block), (1, height, block))[0]
+                theirs = lax.dynamic_slice_in_dim(at_pivots, k * block, block, 1)
+                return cross - dot(known, theirs.T)
 
             cross = lax.fori_loop(0, j, subtract, jnp.where(is_new, kernel(r, index), 0.0))
             new = dot(cross, inverse.T)
             remaining = jnp.maximum(residual[r] - jnp.sum(new**2, axis=1), 0.0)
             return put(features, new[None], r, 0, j * block), put(residual, remaining[None], r)
 
-        features, residual = lax.fori_loop(0, in_use, one_row_block, (found.features, found.residual))
-        stripe = put(at_pivots, lower, 0, j * block)
-        found = Span(
+        before = found.features, found.residual
+        features, residual = lax.fori_loop(0, in_use, one_row_block, before)
+        return Span(
             pivot=put(found.pivot, index, j * block),
-            is_used=lax.dynamic_update_slice_in_dim(found.is_used, is_new, j * block, 0),
-            lower=put(found.lower, stripe, j * block),
+            is_used=put(found.is_used, is_new, j * block),
+            lower=put(found.lower, put(at_pivots, lower, 0, j * block), j * block),
             features=features,
             residual=residual,
             blocks=j + 1,
         )
-        return j + 1, found
 
-    def is_going(carry: tuple[Array, Span]) -> Array:
-        j, found = carry
-        return (j < limit) & (largest(jnp.max(left(found.residual))) > tolerance)
+    def is_going(found: Span) -> Array:
+        return (found.blocks < limit) & (largest(jnp.max(left(found))) > tolerance)
 
-    start = empty_span(rows, most, dtype, work)._replace(residual=jnp.full((rows.blocks, height), prior, dtype))
-    return lax.while_loop(is_going, one_block, (jnp.int32(0), start))[1]
+    start = empty_span(rows, most, dtype)
+    features = start.features if work is None else work
+    residual = jnp.full_like(start.residual, prior)
+    start = start._replace(features=features, residual=residual)
+    return lax.while_loop(is_going, one_block, start)
 
 
 def dense(found: Span, rows: Rows, row_blocks: int, width: int) -> tuple[Array, Array]:
-    """Features of the first row blocks and centres: stored `[n, width]`, others `[row_blocks, H - size, width]`.
+    """Features of the first row blocks and centres, 0 where nothing was written.
 
-    Rows and centres that were not written are 0, whatever the memory holds. n = row_blocks * size.
+    Of stored inputs `[row_blocks * size, width]`, of others `[row_blocks, H - size, width]`.
     """
     part = found.features[:row_blocks, :, :width]
-    is_stored = (jnp.arange(row_blocks * rows.size) < rows.stored).reshape(row_blocks, rows.size)
-    is_stored = jnp.tile(is_stored, (1, rows.groups))
+    is_stored = jnp.tile(rows.is_stored(row_blocks), (1, rows.groups))
     part = jnp.where(is_stored[:, :, None] & found.is_used[:width], part, 0.0)
     return part[:, : rows.size].reshape(-1, width), part[:, rows.size :]
 
 
 class FeatureRidge(NamedTuple):
-    """Ridge regression on features F `[n, m]`.
-
-    Attributes:
-      inverse: `[m, m]` L^-1 of the Cholesky factor L of M = F^T F + ridge I.
-    """
+    """L^-1 `[m, m]` of the Cholesky factor L of M = F^T F + ridge I, features F `[n, m]`."""
 
     inverse: Array
 
@@ -403,14 +373,16 @@ def ridge_on_features(features: Array, ridge: Any) -> FeatureRidge:
 
 
 def shares(whole: int) -> list[int]:
-    """An eighth, a quarter, half and all of `whole`, rounded up: lengths to compile a program for."""
+    """An eighth, a quarter, half and all of `whole`, rounded up: lengths to compile for."""
     return sorted({-(-whole // share) for share in (8, 4, 2, 1)})
 
 
-def at_size(counts: tuple[Array, ...], sizes: tuple[tuple[int, ...], ...], branch: Callable[..., Any]) -> Any:
-    """branch(*size) for the first of the static sizes that holds the counts; the last holds everything."""
+def at_size(
+    counts: tuple[Array, ...], sizes: tuple[tuple[int, ...], ...], branch: Callable[..., Any]
+) -> Any:
+    """branch(*size) for the first of the static sizes that holds the counts, else the last one."""
     if len(sizes) == 1:
         return branch(*sizes[0])
-    holds = [jnp.all(jnp.stack([count <= most for count, most in zip(counts, size, strict=True)])) for size in sizes[:-1]]
+    holds = [jnp.all(jnp.stack(counts) <= jnp.array(size)) for size in sizes[:-1]]
     which = jnp.argmax(jnp.stack([*holds, jnp.array(True)]))
     return lax.switch(which, [functools.partial(branch, *size) for size in sizes])

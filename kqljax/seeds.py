@@ -1,7 +1,7 @@
 """Many seeds at once: the same run for a list of keys, on all devices.
 
-program = across_seeds(lambda key, task, cfg: kqljax.train(task, cfg, key).log.episode_return)
-returns = program(jax.random.split(key, 100), task, cfg)              # [100, T]
+program = across_seeds(lambda key, task, cfg: kqljax.train(key, task, cfg, 1000).log.episode_return)
+returns = program(jax.random.split(key, 100), task, cfg)              # [100, 1000]
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ Array = jax.Array
 def across_seeds(
     run: Callable[..., Any], *, batch_size: int | None = None, devices: Sequence[Any] | None = None
 ) -> Callable[..., Any]:
-    """A jitted program that makes `run(key, *arguments)` for every key, the keys shared out over the devices.
+    """A jitted program that makes `run(key, *arguments)` for every key, the keys shared out over
+    the devices.
 
-    On an accelerator the seeds of a device run side by side, as in `jax.vmap`. A CPU is faster with one after the other:
-    the arrays of one run stay in its cache, and small products gain nothing from a batch. To use all its cores, give jax
-    as many CPU devices before its first use: `jax.config.update("jax_num_cpu_devices", cores)`.
+    On an accelerator the seeds of a device run side by side, as in `jax.vmap`. A CPU is faster with
+    one after the other: the arrays of one run stay in its cache, and small products gain nothing
+    from a batch. To use all its cores, give jax as many CPU devices before its first use:
+    `jax.config.update("jax_num_cpu_devices", cores)`.
 
     Args:
       run: a pure function of a random key and any arrays or pytrees.
@@ -63,9 +65,12 @@ def across_seeds(
     @jax.jit
     def program(keys: Array, *arguments: Any) -> Any:
         count = keys.shape[0]
-        # Every device gets the same number; the last key is run again where they do not come out even.
+        # Every device gets the same number; the last key is run again where they do not come out
+        # even.
         missing = -count % len(devices)
-        padded = jnp.concatenate([keys, jnp.repeat(keys[-1:], missing, axis=0)]) if missing else keys
+        padded = (
+            jnp.concatenate([keys, jnp.repeat(keys[-1:], missing, axis=0)]) if missing else keys
+        )
         return jax.tree.map(lambda leaf: leaf[:count], over_devices(padded, arguments))
 
     return program

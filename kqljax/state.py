@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from kqljax._checks import describe, first_bad, is_known
 
 Array = jax.Array
 
@@ -32,64 +35,111 @@ class Transition(NamedTuple):
     next_obs: Any
     terminated: Any
 
+    def sanitised(self, num_actions: int, dtype: Any) -> tuple[Array, Transition]:
+        """`[]` bool, it may be learned from; and the transition in a dtype, zeros where it may
+        not.
+        """
+        obs, next_obs, reward = (
+            jnp.asarray(value, dtype) for value in (self.obs, self.next_obs, self.reward)
+        )
+        is_valid = (
+            jnp.all(jnp.isfinite(obs) & jnp.isfinite(next_obs))
+            & (reward >= 0)
+            & (reward <= 1)
+            & (self.action >= 0)
+            & (self.action < num_actions)
+        )
+        obs, next_obs, reward = (jnp.where(is_valid, x, 0.0) for x in (obs, next_obs, reward))
+        action, terminated = jnp.asarray(self.action, jnp.int32), jnp.asarray(self.terminated, bool)
+        return is_valid, Transition(obs, action, reward, next_obs, terminated)
+
+
+class Prediction(NamedTuple):
+    """What a regression says of states with every action.
+
+    Attributes:
+      mean: `[A, ...]` Q-hat.
+      width_sq: `[A, ...]` Gamma-hat squared.
+    """
+
+    mean: Array
+    width_sq: Array
+
+
+class Posterior(Protocol):
+    """What every engine's posterior has; T slots, which come last in every array."""
+
+    @property
+    def next_slot(self) -> Array:
+        """`[]` int32, where the next pair goes."""
+
+    @property
+    def action(self) -> Array:
+        """`[T]` int32 actions of the stored pairs; -1 in empty slots."""
+
+    @property
+    def rows(self) -> Prediction:
+        """`[A, T]` at the states reached."""
+
+    @property
+    def lam(self) -> Array:
+        """`[]` ridge parameter."""
+
 
 class KQLState(NamedTuple):
     """What the next step needs.
 
     Attributes:
-      posterior: the stored pairs (s_tau, a_tau) and the regression on them: `gram.GramPosterior`, or
-        `weights.WeightPosterior` with features.
-      table: Q-hat and squared width at the successors s'_tau for every action, `[T, A]` each.
-      q_tilde: `[T, A]` clipped optimistic value at the successors; rows of empty slots mean nothing.
-      reward: `[T]`.
-      terminated: `[T]` bool.
+      posterior: the engine's regression on the stored pairs: `kqljax.engines.exact.ExactPosterior`
+        or `kqljax.engines.weights.WeightPosterior`, which document their arrays.
+      reward: `[T]` rewards of the stored transitions.
+      terminated: `[T]` bool, which of them ended the task.
 
     Examples:
       >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
       >>> state = kqljax.kql_init(cfg, obs_dim=2)
-      >>> state.q_tilde.shape, state.width.shape, int(state.num_stored)
+      >>> state.q_hat.shape, state.width.shape, int(state.num_stored)
       ((10, 3), (10, 3), 0)
     """
 
-    posterior: Any
-    table: Any
-    q_tilde: Array
+    posterior: Posterior
     reward: Array
     terminated: Array
 
     @property
-    def num_stored(self) -> Array:
-        """`[]` number of stored transitions."""
-        return self.posterior.num_stored
-
-    @property
     def capacity(self) -> int:
-        """Transitions that the arrays have room for."""
+        """T, transitions that the arrays have room for."""
         return self.reward.shape[-1]
 
     @property
+    def num_stored(self) -> Array:
+        """`[]` int32, stored transitions."""
+        return jnp.sum(self.posterior.action >= 0, axis=-1, dtype=jnp.int32)
+
+    @property
     def q_hat(self) -> Array:
-        """`[T, A]` ridge estimate at the successors."""
-        return self.table.mean
+        """`[T, A]` ridge estimate at the states reached; rows of empty slots mean nothing."""
+        return jnp.swapaxes(self.posterior.rows.mean, -1, -2)
 
     @property
     def width(self) -> Array:
-        """`[T, A]` Gamma-hat at the successors."""
-        return jnp.sqrt(self.table.width_sq)
+        """`[T, A]` Gamma-hat at the states reached; rows of empty slots mean nothing."""
+        return jnp.sqrt(jnp.swapaxes(self.posterior.rows.width_sq, -1, -2))
 
 
 class KQLInfo(NamedTuple):
     """Diagnostics of one step.
 
     Attributes:
-      is_stored: `[]` bool, the transition was taken in; where False the state is as before, but for a slot left empty.
-      is_full: `[]` bool, no slot was free for it.
+      is_stored: `[]` bool, the transition was taken in; where False predictions stay as they were.
+      is_full: `[]` bool, no slot was free for it. All members of a vmap use the oldest's slot.
       is_valid: `[]` bool, finite observations, reward in [0, 1], action in range.
-      is_finite: `[]` bool, every Q-tilde in the table and the residual are finite numbers.
-      residual: `[]` |(K + lam I) alpha - y| at the new pair, in units of value; a certificate of the arithmetic.
+      is_finite: `[]` bool, the target and the residual of this step are finite numbers.
+      residual: `[]` mismatch of two ways to compute the mean at the new pair, in units of value:
+        how much rounding there is.
       width: `[]` Gamma-hat_t at the new pair before it was stored.
-      feature_error: `[]` largest part of k(x, x) that the features leave out at the states of this step, which the widths count
-        as not known; 0 in the exact engine.
+      feature_error: `[]` largest part of k(x, x) that the features leave out at the states of this
+        step, which the widths count as not known; 0 in the exact engine.
 
     Examples:
       >>> cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=3, horizon=10)
@@ -107,3 +157,53 @@ class KQLInfo(NamedTuple):
     residual: Array
     width: Array
     feature_error: Array
+
+    @property
+    def is_sound(self) -> Array:
+        """The step was learned from and every number was finite."""
+        return self.is_stored & self.is_finite
+
+
+def check_obs(obs_dim: int, obs: Any, dtype: Any, name: str = "obs", most_axes: int = 1) -> Array:
+    """An observation `[l]`, or with two axes `[n, l]`, in a dtype; its values are looked at outside
+    jit.
+    """
+    obs = np.asarray(obs) if isinstance(obs, (list, tuple)) else obs
+    shape = np.shape(obs)
+    if not 1 <= len(shape) <= most_axes or shape[-1] != obs_dim:
+        batch = f" or [n, {obs_dim}]" if most_axes > 1 else ""
+        hint = " Use jax.vmap for a batch of observations." if len(shape) > most_axes else ""
+        raise ValueError(f"{name} must have shape ({obs_dim},){batch}, got {describe(obs)}.{hint}")
+    kind = jnp.result_type(obs)
+    if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
+        raise ValueError(f"{name} must be real numbers, got {describe(obs)}.")
+    if is_known(obs) and not np.all(np.isfinite(np.asarray(obs))):
+        raise ValueError(
+            f"{name} must be finite, got {first_bad(obs, np.isfinite(np.asarray(obs)))}."
+        )
+    return jnp.asarray(obs, dtype)
+
+
+def check_transition(num_actions: int, obs_dim: int, transition: Transition) -> None:
+    """Raises ValueError: for shapes and dtypes always, for values outside jit."""
+    for name in ("obs", "next_obs"):
+        check_obs(obs_dim, getattr(transition, name), float, f"transition.{name}")
+    kinds = {"action": jnp.integer, "reward": jnp.number, "terminated": jnp.bool_}
+    words = {"action": "an integer", "reward": "a real number", "terminated": "a bool"}
+    for name, kind in kinds.items():
+        value = getattr(transition, name)
+        found = jnp.result_type(value)
+        is_kind = jnp.issubdtype(found, kind) and not jnp.issubdtype(found, jnp.complexfloating)
+        if np.shape(value) != () or not is_kind:
+            raise ValueError(
+                f"transition.{name} must be {words[name]} of shape (), got {describe(value)}."
+            )
+    if is_known(transition):
+        action, reward = int(transition.action), float(transition.reward)
+        if not 0 <= action < num_actions:
+            raise ValueError(f"transition.action must be in 0..{num_actions - 1}, got {action}.")
+        if not 0 <= reward <= 1:
+            raise ValueError(
+                f"transition.reward must be in [0, 1], got {reward}. Map the task's raw rewards to "
+                "[0, 1] affinely."
+            )

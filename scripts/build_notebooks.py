@@ -1,4 +1,5 @@
-"""Builds the notebooks from their text and runs them: python scripts/build_notebooks.py --out results/notebooks
+"""Builds the notebooks from their text and runs them: python scripts/build_notebooks.py --out
+results/notebooks
 
 `--short` runs them with little work, to see that everything works; the tests do that.
 """
@@ -27,17 +28,30 @@ def execute(path: Path, is_short: bool) -> Any:
     from nbclient import NotebookClient
 
     notebook = jupytext.read(path)
-    # A kernel of its own takes over the environment: the threads of several notebooks would fight for the cores.
+    # A kernel of its own takes over the environment: the threads of several notebooks would fight
+    # for the cores.
     environment = {**os.environ, **({SHORT: "1"} if is_short else {})}
-    client = NotebookClient(notebook, timeout=1200, kernel_name="python3", extra_arguments=["--log-level=40"])
+    client = NotebookClient(
+        notebook, timeout=1200, kernel_name="python3", extra_arguments=["--log-level=40"]
+    )
     client.execute(env=environment)
     return notebook
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", metavar="DIR", default=ROOT / "results" / "notebooks", type=Path, help="default %(default)s")
-    parser.add_argument("--short", action="store_true", help="little work, to see that everything runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        default=ROOT / "results" / "notebooks",
+        type=Path,
+        help="default %(default)s",
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="little work, to see that everything runs"
+    )
     options = parser.parse_args(argv)
 
     import jupytext

@@ -1,8 +1,11 @@
-"""What mkdocs needs to know of this repository: pages are written for a code host, and work on the site as they are.
+"""What mkdocs needs to know of this repository: pages are written for a code host, and work on the
+site as they are.
 
 * The home page is the README.
-* A page may link to any file of the repository (`../benchmarks/results/seeds.png`); the site gets a copy of it.
+* A page may link to any file of the repository (`../benchmarks/results/seeds.png`); the site gets a
+  copy of it.
 * A page that the navigation does not name goes to the end of its section Background.
+* Pages of the reference begin with the lines that the examples of all docstrings count on.
 """
 
 from __future__ import annotations
@@ -17,6 +20,18 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parent.parent
 HOME = "index.md"
 BACKGROUND = "Background"
+
+PREPARED = """
+Made from the docstrings. Examples begin where these lines end:
+
+```python
+import jax, jax.numpy as jnp, numpy as np
+import kqljax
+from kqljax import features, theory
+
+jax.config.update("jax_enable_x64", True)
+```
+"""
 
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
@@ -53,9 +68,18 @@ def translate(text: str, page: str) -> str:
 
 def linked_files(text: str, page: str) -> set[str]:
     """Files of the repository outside of docs/ that a page links to."""
-    targets = {link[1] for part in _FENCED.split(text)[::2] for link in _LINK.finditer(part) if "://" not in link[1]}
+    targets = {
+        link[1]
+        for part in _FENCED.split(text)[::2]
+        for link in _LINK.finditer(part)
+        if "://" not in link[1]
+    }
     found = {_in_repository(_source(page), target) for target in targets}
-    return {path for path in found if not path.startswith("docs/") and path != "README.md" and (ROOT / path).is_file()}
+    return {
+        path
+        for path in found
+        if not path.startswith("docs/") and path != "README.md" and (ROOT / path).is_file()
+    }
 
 
 def on_config(config: Any) -> Any:
@@ -67,11 +91,17 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, *, config: Any) -> Any:
     files.append(File.generated(config, HOME, content=(ROOT / "README.md").read_text()))
-    linked = set().union(*(linked_files(file.content_string, file.src_uri) for file in files.documentation_pages()))
+    linked = set().union(
+        *(linked_files(file.content_string, file.src_uri) for file in files.documentation_pages())
+    )
     for path in sorted(linked):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    return translate(markdown, page.file.src_uri)
+    name = page.file.src_uri
+    if name.startswith("api/"):
+        title, _, rest = markdown.partition("\n")
+        markdown = f"{title}\n{PREPARED}{rest}"
+    return translate(markdown, name)

@@ -1,7 +1,8 @@
 """Builds the package and tries the wheel as a user would: python scripts/release_check.py
 
-In a temporary directory: an sdist, the wheel that is made from it, a look at what is in the wheel, a fresh virtual environment
-with nothing but the wheel and what it asks for, and there an import, `kqljax bounds` and a short training.
+In a temporary directory: an sdist, the wheel that is made from it, a look at what is in the wheel,
+a fresh virtual environment with nothing but the wheel and what it asks for, and there an import, a
+short training and its evaluation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ print(kqljax.__version__)
 def strangers(names: list[str]) -> list[str]:
     """Files of a wheel that should not be in it; and what should be and is not."""
     wrong = [name for name in names if not (name.startswith("kqljax/") or ".dist-info/" in name)]
-    wrong += [f"{name} is missing" for name in ("kqljax/py.typed", "kqljax/__init__.py") if name not in names]
+    wrong += [
+        f"{name} is missing"
+        for name in ("kqljax/py.typed", "kqljax/__init__.py")
+        if name not in names
+    ]
     return wrong
 
 
@@ -40,10 +45,21 @@ def run(words: list[str | Path], directory: Path) -> str:
     """What a program prints; ends this one where it fails."""
     print("$", *(Path(words[0]).name, *words[1:]), flush=True)
     # Without this the environment would find the repository, where it is on the path of the caller.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run([str(word) for word in words], cwd=directory, env=environment, capture_output=True, text=True)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode or "Warning" in done.stderr:
-        sys.exit(f"{done.stdout}{done.stderr}release-check: failed with exit code {done.returncode}, or with a warning.")
+        sys.exit(
+            f"{done.stdout}{done.stderr}release-check: failed with exit code {done.returncode}, or "
+            "with a warning."
+        )
     return done.stdout
 
 
@@ -57,13 +73,45 @@ def main() -> int:
             sys.exit(f"release-check: {wheel.name} holds {', '.join(wrong)}")
         venv.create(directory / "venv", with_pip=True)
         binaries = directory / "venv" / "bin"
-        run([binaries / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel], directory)
+        run(
+            [
+                binaries / "python",
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                wheel,
+            ],
+            directory,
+        )
         (directory / "smoke.py").write_text(SMOKE)
         version = run([binaries / "python", "smoke.py"], directory).strip()
-        bounds = json.loads(run([binaries / "kqljax", "bounds", "--horizon", "100", "--json"], directory))
-        assert bounds["horizon"] == 100
-        run([binaries / "kqljax", "train", "CartPole-v1", "--steps", "30", "--episodes", "2", "--out", "pole.npz"], directory)
-        print(f"release-check: {wheel.name} ({wheel.stat().st_size // 1024} KiB), version {version}, installs and works")
+        run(
+            [
+                binaries / "kqljax",
+                "train",
+                "CartPole-v1",
+                "--steps",
+                "30",
+                "--episodes",
+                "2",
+                "--out",
+                "pole.npz",
+            ],
+            directory,
+        )
+        played = json.loads(
+            run(
+                [binaries / "kqljax", "evaluate", "pole.npz", "--episodes", "2", "--json"],
+                directory,
+            )
+        )
+        assert played["trained_steps"] == 30
+        print(
+            f"release-check: {wheel.name} ({wheel.stat().st_size // 1024} KiB), version {version}, "
+            "installs and works"
+        )
     return 0
 
 

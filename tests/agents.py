@@ -1,4 +1,6 @@
-"""What the tests of the agent share: an environment without bounds, and an agent's history as rounds take it."""
+"""What the tests of the agent share: an environment without bounds, and an agent's history as
+rounds take it.
+"""
 
 import contextlib
 
@@ -13,9 +15,10 @@ from kqljax import rounds
 class Line(gymnasium.Env):
     """A walk on a line from 0; the end is `goal` steps to the right.
 
-    Observations have no bounds: twice the place, and three numbers that never change, so that the compiled programs are those
-    of CartPole. With `space`, a Discrete one of 2 goal values, they are counted from the place -goal + 1. `seeds` are those of
-    its resets, and `closed` counts how often it was closed.
+    Observations have no bounds: twice the place, and three numbers that never change, so that the
+    compiled programs are those of CartPole. With `space`, a Discrete one of 2 goal values, they are
+    counted from the place -goal + 1. `seeds` are those of its resets, and `closed` counts how often
+    it was closed.
     """
 
     action_space = spaces.Discrete(2)

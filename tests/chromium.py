@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-HOW = "no Chromium here: apt-get install chromium (Debian, Ubuntu), or put one of " + ", ".join(NAMES) + " on the PATH"
+HOW = (
+    "no Chromium here: apt-get install chromium (Debian, Ubuntu), or put one of "
+    + ", ".join(NAMES)
+    + " on the PATH"
+)
 
 
 class Page:
@@ -24,7 +28,9 @@ class Page:
         self._number, self._session = 0, None
         self.messages, self.requests = [], []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -59,12 +65,20 @@ class Page:
         return answer
 
     def open(self, path, width=1200, dark=False):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=path.resolve().as_uri())
         end = time.monotonic() + 30
-        while self.ask("document.readyState") != "complete" or not self.ask("[...document.images].every(i => i.complete)"):
+        while self.ask("document.readyState") != "complete" or not self.ask(
+            "[...document.images].every(i => i.complete)"
+        ):
             assert time.monotonic() < end, "the page does not finish loading"
             time.sleep(0.05)
 
@@ -92,8 +106,17 @@ def open_browser():
     command_in, send = os.pipe()
     receive, command_out = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        options = ["--headless=new", "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run", "--disable-gpu"]
-        options += ["--disable-dev-shm-usage", "--no-sandbox"]  # as root, and in containers, there is no sandbox
+        options = [
+            "--headless=new",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+            "--no-first-run",
+            "--disable-gpu",
+        ]
+        options += [
+            "--disable-dev-shm-usage",
+            "--no-sandbox",
+        ]  # as root, and in containers, there is no sandbox
         script = f'exec "$0" "$@" 3<&{command_in} 4>&{command_out}'
         process = subprocess.Popen(
             ["bash", "-c", script, program, *options],

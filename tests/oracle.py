@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper in its closed form (Fact 1), as a slow NumPy loop in float64.
 
-Written from the paper, not from the library: nothing here imports kqljax, nothing is incremental, and every step solves
-its linear systems afresh. The comments name the paper's symbols.
+Written from the paper, not from the library: nothing here imports kqljax, nothing is incremental,
+and every step solves its linear systems afresh. The comments name the paper's symbols.
 """
 
 import numpy as np
@@ -40,12 +40,12 @@ def matern32(length_scale):
 
 
 class Oracle:
-    """Kernelized Q-learning with terminal value, successor rows and one backup a step."""
+    """Kernelized Q-learning with terminal value and successor rows."""
 
-    def __init__(self, kernel, num_actions, gamma, lam, beta, terminal_value=0.0, backups=1):
+    def __init__(self, kernel, num_actions, gamma, lam, beta, terminal_value=0.0):
         self.kernel, self.num_actions = kernel, num_actions
         self.gamma, self.lam, self.beta = gamma, lam, beta
-        self.terminal_value, self.backups = terminal_value, backups
+        self.terminal_value = terminal_value
         self.obs, self.actions, self.rewards, self.next_obs, self.ends = [], [], [], [], []
         self.targets = np.zeros(0)
 
@@ -53,11 +53,13 @@ class Oracle:
         return joined(np.array(self.obs), np.array(self.actions), self.num_actions)
 
     def q_hat_and_width(self, states):
-        """Q-hat_t(s, a) and ||K_(s,a)||_{W_t} `[N, A]` from the t - 1 stored pairs and the last targets."""
+        """Q-hat_t(s, a) and ||K_(s,a)||_{W_t} `[N, A]` from t - 1 pairs and the last targets."""
         states = np.atleast_2d(states)
         count, length = states.shape
         points = joined(
-            np.repeat(states, self.num_actions, axis=0), np.tile(np.arange(self.num_actions), count), self.num_actions
+            np.repeat(states, self.num_actions, axis=0),
+            np.tile(np.arange(self.num_actions), count),
+            self.num_actions,
         )
         own = np.array([self.kernel(p[None], p[None], length)[0, 0] for p in points])
         if not self.obs:
@@ -68,7 +70,9 @@ class Oracle:
             cross = self.kernel(pairs, points, length)
             factor = cho_factor(system, lower=True)
             q_hat = cross.T @ cho_solve(factor, self.targets)
-            squared = (own - (solve_triangular(factor[0], cross, lower=True) ** 2).sum(0)) / self.lam
+            squared = (
+                own - (solve_triangular(factor[0], cross, lower=True) ** 2).sum(0)
+            ) / self.lam
         return q_hat.reshape(count, -1), np.sqrt(np.maximum(squared, 0)).reshape(count, -1)
 
     def q_tilde(self, states):
@@ -88,9 +92,6 @@ class Oracle:
         self.actions.append(action)
         self.rewards, self.ends, self.next_obs = list(rewards), list(ends), list(successors)
         self.targets = rewards + self.gamma * np.where(ends, self.terminal_value, value)
-        for _ in range(self.backups - 1):
-            value = self.q_tilde(successors).max(axis=1)
-            self.targets = rewards + self.gamma * np.where(ends, self.terminal_value, value)
 
     def tables(self):
         """Q-hat, width and Q-tilde `[t, A]` at all successors."""

@@ -1,4 +1,6 @@
-"""Transitions recorded from gymnasium's own environments, with ends, time limits and resets among them."""
+"""Transitions recorded from gymnasium's own environments, with ends, time limits and resets among
+them.
+"""
 
 from typing import NamedTuple
 
@@ -25,14 +27,16 @@ def _cart_pole(obs):
 
 TASKS = {
     # name: normalisation, reward to [0, 1], actions, terminal value, time limit
-    "MountainCar-v0": (_mountain_car, lambda reward: reward + 1.0, 3, 20.0, 90),
+    "MountainCar-v0": (_mountain_car, lambda reward: reward + 1.0, 3, 20.0, 45),
     # CartPole's own terminal value is 0; another one shows whether it is used.
     "CartPole-v1": (_cart_pole, lambda reward: reward, 2, 7.0, 25),
 }
 
 
 def record(task, steps, policy, seed=0):
-    """Runs `policy(obs) -> action` for `steps` steps; `policy.step`, if there, is told each transition."""
+    """Runs `policy(obs) -> action` for `steps` steps; `policy.step`, if there, is told each
+    transition.
+    """
     normalise, to_unit, _, _, limit = TASKS[task]
     env = gymnasium.make(task, max_episode_steps=limit)
     obs, _ = env.reset(seed=seed)
@@ -41,7 +45,14 @@ def record(task, steps, policy, seed=0):
         state = normalise(np.asarray(obs, np.float64))
         action = policy.act(state)
         obs, reward, terminated, truncated, _ = env.step(action)
-        row = (state, action, to_unit(reward), normalise(np.asarray(obs, np.float64)), terminated, truncated)
+        row = (
+            state,
+            action,
+            to_unit(reward),
+            normalise(np.asarray(obs, np.float64)),
+            terminated,
+            truncated,
+        )
         rows.append(row)
         policy.step(*row[:5])
         if terminated or truncated:

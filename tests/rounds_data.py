@@ -1,4 +1,6 @@
-"""Transitions of the paper's four tasks, recorded with a policy that pushes along and at random, with ends among them."""
+"""Transitions of the paper's four tasks, recorded with a policy that pushes along and at random,
+with ends among them.
+"""
 
 import functools
 
@@ -11,7 +13,9 @@ from kqljax import rounds
 
 TASKS = ("MountainCar-v0", "Pendulum-v1", "Acrobot-v1", "CartPole-v0")
 VELOCITY = {"MountainCar-v0": 1, "Pendulum-v1": 2, "Acrobot-v1": 5, "CartPole-v0": 3}
-"""The coordinate along whose sign the policy pushes: the goals of two of the tasks are reached that way."""
+"""The coordinate along whose sign the policy pushes: the goals of two of the tasks are reached that
+way.
+"""
 
 STEPS = 600
 """Steps that are recorded; some of them around the first end are taken."""
@@ -37,9 +41,18 @@ def recorded(name, count, seed=0, capacity=None):
         pushing = jnp.where(obs[VELOCITY[name]] >= 0, push, 0)
         other = jax.random.randint(action_key, (), 0, task.num_actions)
         # CartPole would be balanced by it.
-        action = jnp.where(jax.random.bernoulli(random_key, 0.0 if name == "CartPole-v0" else 0.8), pushing, other)
+        action = jnp.where(
+            jax.random.bernoulli(random_key, 0.0 if name == "CartPole-v0" else 0.8), pushing, other
+        )
         after = task.step(env_key, env_state, action)
-        return (after.obs, after.env_state), (obs, action, after.reward, after.next_obs, after.terminated, after.truncated)
+        return (after.obs, after.env_state), (
+            obs,
+            action,
+            after.reward,
+            after.next_obs,
+            after.terminated,
+            after.truncated,
+        )
 
     start, *keys = jax.random.split(jax.random.key(seed), STEPS + 1)
     rows = jax.jit(lambda: jax.lax.scan(step, task.reset(start), jnp.stack(keys)))()[1]
@@ -54,5 +67,11 @@ def recorded(name, count, seed=0, capacity=None):
 def as_numpy(transitions):
     """(S, A, R, S2, ended) of the stored rows, for the oracle."""
     n = int(transitions.count)
-    columns = (transitions.obs, transitions.action, transitions.reward, transitions.next_obs, transitions.ended)
+    columns = (
+        transitions.obs,
+        transitions.action,
+        transitions.reward,
+        transitions.next_obs,
+        transitions.ended,
+    )
     return tuple(np.asarray(column)[:n] for column in columns)

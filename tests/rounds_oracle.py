@@ -409,7 +409,9 @@ def plan_values(members, model, obs, held, gamma, v, num_actions):
     for first in range(num_actions):
         start = hold(model, obs, np.full(q, first), np.zeros(q), np.ones(q), held, gamma, v)
         for second in range(num_actions):
-            end, total, weight = hold(model, start[0], np.full(q, second), *start[1:], held, gamma, v)
+            end, total, weight = hold(
+                model, start[0], np.full(q, second), *start[1:], held, gamma, v
+            )
             value = total + weight * members.values(end).max(axis=1)
             best[:, first] = np.maximum(best[:, first], value)
     return best

@@ -1,7 +1,6 @@
 """What an agent keeps: its history, and itself as a file."""
 
 import itertools
-import json
 
 import chex
 import jax.numpy as jnp
@@ -11,14 +10,13 @@ from agents import BOUNDS, Line
 
 import kqljax
 from kqljax import KQL
-from kqljax.agent import archive
 from kqljax.agent import history as keeping
 from kqljax.agent.history import History
 from kqljax.agent.loops import Steps
 
 pytestmark = pytest.mark.usefixtures("compile_once")
 
-# History -------------------------------------------------------------------------------------------------------------
+# History ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -32,11 +30,13 @@ NEXT = np.array([0, 1])
 
 
 def play(histories, lengths, most=None):
-    """Episodes of these lengths in each of n environments, all at once; the observation is (which episode, its step).
+    """Episodes of these lengths in each of n environments, all at once; the observation is (which
+    episode, its step).
 
     Args:
       lengths: `[n]` lists.
-      histories: a list to which the history after every step is added, beginning with the one it has.
+      histories: a list to which the history after every step is added, beginning with the one it
+        has.
       most: steps, where the last episodes shall not be over.
     """
     history, count = histories[-1], len(lengths)
@@ -48,7 +48,9 @@ def play(histories, lengths, most=None):
         at[env] += 1
         is_over = np.array([at[i] == now[i][0] for i in env])
         nothing = np.zeros(len(env))
-        history = history.added(Steps(env, obs, nothing, nothing, obs + NEXT, is_over, is_over & False, nothing))
+        history = history.added(
+            Steps(env, obs, nothing, nothing, obs + NEXT, is_over, is_over & False, nothing)
+        )
         for i in env[is_over]:
             now[i].pop(0)
             begun[i], at[i], number = number, 0, number + 1
@@ -67,6 +69,11 @@ def is_whole(rows, episode):
     return np.array_equal(steps, np.arange(len(steps))) and last[-1]
 
 
+def stored(history):
+    """As a file gives it back."""
+    return history.trimmed()
+
+
 def test_a_short_run_is_kept_whole(small):
     rows = play([begun()], [[3, 1, 5, 40]]).ordered()
     np.testing.assert_array_equal(rows["episode"], np.repeat([0, 1, 2, 3], [3, 1, 5, 40]))
@@ -79,18 +86,29 @@ def test_an_empty_history():
     for history in (History.empty(2), begun()):
         rows = history.ordered()
         assert {len(column) for column in rows.values()} == {0} and rows["is_last"].dtype == bool
-        again = History.from_dict(history.as_dict())
+        again = stored(history)
         assert again.num_kept == 0 and again.ordered().keys() == rows.keys()
 
 
 def test_an_episode_that_goes_on_has_no_last_row():
     history = play([begun()], [[2, 5]], most=5)
     rows = history.ordered()
-    assert rows["is_first"].tolist() == [True, False, True, False] and rows["is_last"].tolist() == [False, True, False, False]
+    assert rows["is_first"].tolist() == [True, False, True, False] and rows["is_last"].tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
     # Until the environment is reset; the same when the file was read.
-    for each in (history, History.from_dict(history.as_dict())):
+    for each in (history, stored(history)):
         assert each.begun(1).ordered()["is_last"].tolist() == [False, True, False, True]
-        assert play([each.begun(1)], [[1]]).ordered()["is_first"].tolist() == [True, False, True, False, True]
+        assert play([each.begun(1)], [[1]]).ordered()["is_first"].tolist() == [
+            True,
+            False,
+            True,
+            False,
+            True,
+        ]
 
 
 def test_the_newest_stay_and_of_older_ones_whole_episodes(small):
@@ -98,11 +116,15 @@ def test_the_newest_stay_and_of_older_ones_whole_episodes(small):
     seen = [begun()]
     play(seen, [lengths])
     total = lengths.sum()
-    everything = np.array([(e, t) for e, length in enumerate(lengths) for t in range(length)], float)
+    everything = np.array(
+        [(e, t) for e, length in enumerate(lengths) for t in range(length)], float
+    )
     thinned = 0
     for n, (before, after) in enumerate(itertools.pairwise(seen), 1):
         assert after.total == n and after.num_kept <= 64
-        np.testing.assert_array_equal(after.rows["obs"][: after.num_kept][-32:], everything[max(n - 32, 0) : n])
+        np.testing.assert_array_equal(
+            after.rows["obs"][: after.num_kept][-32:], everything[max(n - 32, 0) : n]
+        )
         if after.num_kept > before.num_kept:
             continue
         thinned += 1
@@ -115,12 +137,16 @@ def test_the_newest_stay_and_of_older_ones_whole_episodes(small):
 
 
 def survivors(lengths, offset, num_envs=1):
-    """Which of the episodes older than the newest 64 rows are kept whole, `[n]` bool, and their lengths."""
+    """Which of the episodes older than the newest 64 rows are kept whole, `[n]` bool, and their
+    lengths.
+    """
     rows = play([begun(num_envs, offset)], np.reshape(lengths, (num_envs, -1))).ordered()
     # Side by side all episodes are of one length, and numbered as they begin.
     older = np.flatnonzero(np.cumsum(lengths) <= np.sum(lengths) - 64 * num_envs)
     present = set(rows["episode"].tolist())
-    return np.array([each + offset in present and is_whole(rows, each + offset) for each in older]), np.array(lengths)[older]
+    return np.array(
+        [each + offset in present and is_whole(rows, each + offset) for each in older]
+    ), np.array(lengths)[older]
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
@@ -142,7 +168,9 @@ def test_every_older_episode_has_the_same_chance(small, num_envs):
 
 
 def test_long_episodes_side_by_side_leave_whole_ones(monkeypatch):
-    """Each of them is under way whenever older ones are left out: it must not lose its beginning for that."""
+    """Each of them is under way whenever older ones are left out: it must not lose its beginning
+    for that.
+    """
     monkeypatch.setattr(keeping, "SIZE", 256)
     monkeypatch.setattr(keeping, "NEWEST", 128)
     rows = play([begun(8)], np.full((8, 12), 21)).ordered()
@@ -165,7 +193,9 @@ def test_an_episode_that_never_ends(small):
     history, env = begun(), np.zeros(1, int)
     for t in range(500):
         obs, nothing = np.array([[0.0, t]]), np.zeros(1)
-        history = history.added(Steps(env, obs, nothing, nothing, obs + NEXT, nothing > 0, nothing > 0, nothing))
+        history = history.added(
+            Steps(env, obs, nothing, nothing, obs + NEXT, nothing > 0, nothing > 0, nothing)
+        )
         assert history.num_kept == min(t + 1, history.num_kept) <= 64
     rows = history.ordered()
     np.testing.assert_array_equal(rows["obs"][:, 1], np.arange(500 - history.num_kept, 500))
@@ -178,15 +208,17 @@ def test_environments_side_by_side_are_kept_episode_after_episode(small):
     assert np.all(np.diff(rows["episode"]) >= 0) and len(np.unique(rows["episode"])) == 8
     assert all(is_whole(rows, each) for each in range(8))
     np.testing.assert_array_equal(rows["is_last"], np.append(rows["is_first"][1:], True))
-    again = History.from_dict(history.as_dict())
+    again = stored(history)
     for name, column in again.ordered().items():
         np.testing.assert_array_equal(column, rows[name])
     assert again.total == history.total and again.episodes == history.episodes
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
-OBS = np.array([[0.0, 0.1, 0.01, -0.1], [0.5, -0.1, -0.05, 0.3], [0.0, 0.0, 0.1, 1.0], [-1.0, -1.0, 0.0, 0.0]])
+OBS = np.array(
+    [[0.0, 0.1, 0.01, -0.1], [0.5, -0.1, -0.05, 0.3], [0.0, 0.0, 0.1, 1.0], [-1.0, -1.0, 0.0, 0.0]]
+)
 
 
 @pytest.fixture(scope="module", params=["default", "paper"])
@@ -210,7 +242,14 @@ def assert_same(one, other):
     np.testing.assert_array_equal(one.choose(OBS), other.choose(OBS))
     for ours, theirs in zip(one.beliefs(OBS), other.beliefs(OBS), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    for name in ("seed", "num_timesteps", "episode_returns", "episode_lengths", "reward_range", "env_name"):
+    for name in (
+        "seed",
+        "num_timesteps",
+        "episode_returns",
+        "episode_lengths",
+        "reward_range",
+        "env_name",
+    ):
         assert getattr(one, name) == getattr(other, name)
     np.testing.assert_array_equal(one.obs_bounds, other.obs_bounds)
     chex.assert_trees_all_equal(one.recipe, other.recipe)
@@ -226,16 +265,16 @@ def test_a_loaded_agent_is_the_saved_one_and_goes_on_like_it(path, recipe):
 
 
 def test_a_loaded_agent_fits_nothing_to_act(path, recipe, monkeypatch):
-    loaded = KQL.load(path)
-    monkeypatch.setattr(type(loaded._learner), "finished", None)
-    assert loaded.choose(OBS).shape == (4,)
-    monkeypatch.undo()
-    fits = []
-    if recipe == "default":
-        inner = loaded._learner.finished
-        monkeypatch.setattr(loaded._learner, "finished", lambda *args: fits.append(1) or inner(*args))
-    loaded.beliefs(OBS), loaded.q_values(OBS), loaded.beliefs(OBS)
-    assert len(fits) == (recipe == "default")  # once for beliefs
+    if recipe == "paper":
+        pytest.skip("Algorithm 1 fits nothing")
+    loaded, fits = KQL.load(path), []
+    finished = type(loaded._learner).finished
+    monkeypatch.setattr(
+        type(loaded._learner), "finished", lambda *args: fits.append(1) or finished(*args)
+    )
+    assert loaded.choose(OBS).shape == (4,) and not fits
+    loaded.beliefs(OBS), loaded.q_values(OBS), loaded.beliefs(OBS), loaded.choose(OBS)
+    assert len(fits) == 1  # for beliefs, of which a file keeps less
 
 
 def test_a_run_of_300_steps_is_a_small_file(tmp_path):
@@ -264,16 +303,22 @@ def test_estimates_come_back(tmp_path):
         loaded.learn(5)
     assert_same(agent.learn(30), loaded.learn(30, env=Line()))
     assert not loaded._memory.ranges.is_obs_fixed
-    with pytest.raises(ValueError, match=r"observations of shape \(4,\), this environment has shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"observations of shape \(4,\), this environment has shape \(2,\)"
+    ):
         loaded.learn(5, env="MountainCar-v0")
     assert loaded.learn(5).num_timesteps == 65  # in the environment it has
 
 
 def test_recipes_and_features_come_back(tmp_path):
     features = kqljax.features.taylor(kqljax.RBF(eta=0.02), 4, 2, 1e-3)
-    cfg = kqljax.KQLConfig(kernel=kqljax.RBF(eta=0.02), num_actions=2, horizon=40, features=features, memory=20)
+    cfg = kqljax.KQLConfig(
+        kernel=kqljax.RBF(eta=0.02), num_actions=2, horizon=40, engine=kqljax.Weights(features)
+    )
     for recipe in (cfg, kqljax.rounds.Recipe(gamma=0.9, etas=(0.1, 0.2, 0.3, 0.4, 0.5), bonus=0.5)):
-        agent = KQL("CartPole-v1", recipe=recipe, end_value=0.5 if recipe is not cfg else None, seed=0).learn(20)
+        agent = KQL(
+            "CartPole-v1", recipe=recipe, end_value=0.5 if recipe is not cfg else None, seed=0
+        ).learn(20)
         agent.save(tmp_path / "pole.npz")
         loaded = KQL.load(tmp_path / "pole.npz")
         chex.assert_trees_all_equal(loaded.recipe, recipe)
@@ -285,13 +330,15 @@ class Own(kqljax.Kernel):
     scale: float = 0.1
 
     def evaluate(self, x, y):
-        return jnp.exp(-self.scale * jnp.sum((x.obs - y.obs) ** 2)) * (0.5 + 0.5 * jnp.dot(x.action, y.action))
+        return jnp.exp(-self.scale * jnp.sum((x.obs - y.obs) ** 2)) * (
+            0.5 + 0.5 * jnp.dot(x.action, y.action)
+        )
 
 
 def test_a_kernel_of_ones_own_is_given_again(tmp_path):
     agent = KQL(Line(), recipe="paper", kernel=Own(0.2), seed=0, **BOUNDS)
     agent.save(tmp_path / "own.npz")
-    with pytest.raises(archive.SavedFileError, match=r"Own\(scale=0.2\).*give it again, load\(path, kernel=...\)"):
+    with pytest.raises(kqljax.SavedFileError, match=r"Own\(scale=0.2\).*give it, kernel="):
         KQL.load(tmp_path / "own.npz")
     assert KQL.load(tmp_path / "own.npz", kernel=Own(0.2)).recipe == agent.recipe
 
@@ -303,54 +350,13 @@ def test_sums_of_kernels_come_back(tmp_path):
     assert KQL.load(tmp_path / "sum.npz").recipe.kernel == kernel
 
 
-def altered(path, target, **changes):
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    about = json.loads(str(arrays["about"])) | changes
-    np.savez(target, **arrays | {"about": np.array(json.dumps(about))})
-    return target
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"version": 99}, "version 99 of the agent format, this kqljax reads version 2. Install a newer kqljax"),
-        ({"version": 1}, "version 1 of the agent format, this kqljax reads version 2. Train again"),
-        ({"kind": "sweep"}, "holds a 'sweep', expected a 'agent'"),
-        ({"format": "other"}, "is not a file that kqljax saved"),
-        ({"content": {"class": "System", "fields": {}}}, "damaged or not a file that kqljax saved"),
-    ],
-)
-def test_other_versions_and_kinds(path, tmp_path, changes, words):
-    with pytest.raises(archive.SavedFileError, match=words):
-        KQL.load(altered(path, tmp_path / "other.npz", **changes))
-
-
 def test_files_that_are_not_ours(path, tmp_path):
     (tmp_path / "text").write_text("not a zip")
     np.savez(tmp_path / "foreign.npz", weights=np.zeros(3))
     np.savez(tmp_path / "pickled.npz", about=np.array([{"format": "kqljax"}], object))
     (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:-100])
     for name in ("text", "foreign.npz", "pickled.npz", "cut.npz"):
-        with pytest.raises(archive.SavedFileError, match="not a file that kqljax saved"):
+        with pytest.raises(kqljax.SavedFileError, match="not a file that kqljax saved"):
             KQL.load(tmp_path / name)
-    with pytest.raises(archive.SavedFileError, match="cannot read"):
+    with pytest.raises(kqljax.SavedFileError, match="cannot read"):
         KQL.load(tmp_path / "nothing.npz")
-
-
-def test_files_are_written_whole_or_not_at_all(agent, path, tmp_path, monkeypatch):
-    target = tmp_path / "agent.npz"
-    target.write_bytes(path.read_bytes())
-    monkeypatch.setattr(
-        np, "savez_compressed", lambda file, **_: file.write(b"half") and (_ for _ in ()).throw(OSError("full"))
-    )
-    with pytest.raises(archive.SavedFileError, match="cannot write .*full"):
-        agent.save(target)
-    assert [each.name for each in tmp_path.iterdir()] == ["agent.npz"]
-    assert_same(agent, KQL.load(target))
-
-
-def test_a_place_that_cannot_be_written(agent, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(archive.SavedFileError, match="cannot write"):
-        agent.save(tmp_path / "file" / "agent.npz")

@@ -7,7 +7,9 @@ import pytest
 from kqljax import KQL
 from kqljax.agent import episodes
 
-evaluation = pytest.importorskip("stable_baselines3.common.evaluation", reason="pip install 'kqljax[sb3]'")
+evaluation = pytest.importorskip(
+    "stable_baselines3.common.evaluation", reason="pip install 'kqljax[sb3]'"
+)
 
 pytestmark = pytest.mark.usefixtures("compile_once")
 
@@ -23,7 +25,9 @@ def test_evaluate_policy(name, pole):
 
     agent = pole if name == "CartPole-v1" else KQL(name, recipe="paper", seed=0)
     env = make_vec_env(name, n_envs=2, seed=0)
-    returns, lengths = evaluation.evaluate_policy(agent, env, n_eval_episodes=3, return_episode_rewards=True)
+    returns, lengths = evaluation.evaluate_policy(
+        agent, env, n_eval_episodes=3, return_episode_rewards=True
+    )
     assert len(returns) == len(lengths) == 3
     env.seed(0)
     mean, std = evaluation.evaluate_policy(agent, env, n_eval_episodes=3, deterministic=True)
@@ -42,10 +46,14 @@ def test_it_is_our_own_evaluation(pole):
             return super().reset(seed=next(self.seeds, None), options=options)
 
     env = Monitor(Seeded(gymnasium.make("CartPole-v1")))
-    returns, _ = evaluation.evaluate_policy(pole, env, n_eval_episodes=4, return_episode_rewards=True)
+    returns, _ = evaluation.evaluate_policy(
+        pole, env, n_eval_episodes=4, return_episode_rewards=True
+    )
     envs = [gymnasium.make("CartPole-v1") for _ in range(2)]
     own = episodes.run(pole, envs, 4, 5, None)
-    assert returns == [episode.total for episode in own] and all(len(each.obs) == each.total + 1 for each in own)
+    assert returns == [episode.total for episode in own] and all(
+        len(each.obs) == each.total + 1 for each in own
+    )
     assert returns == pole.evaluate(4, seed=5).returns.tolist()
 
 

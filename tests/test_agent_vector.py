@@ -1,4 +1,6 @@
-"""Vector environments: one history, true successors in every autoreset mode, and what was chosen side by side."""
+"""Vector environments: one history, true successors in every autoreset mode, and what was chosen
+side by side.
+"""
 
 import functools
 
@@ -21,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("compile_once")
 
 def vector(mode, count=3, limit=LIMIT):
     return SyncVectorEnv(
-        [lambda: gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(count)], autoreset_mode=mode
+        [lambda: gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(count)],
+        autoreset_mode=mode,
     )
 
 
@@ -41,7 +44,9 @@ def physics(obs, action):
 
 @pytest.fixture(scope="module", params=list(AutoresetMode), ids=lambda mode: mode.value)
 def told(request):
-    """An agent that learned, what its callback was told at each step, and the round that it was in then."""
+    """An agent that learned, what its callback was told at each step, and the round that it was in
+    then.
+    """
     steps, rounds = [], []
 
     def watch(agent, step):
@@ -49,7 +54,11 @@ def told(request):
 
     agent = KQL(vector(request.param), reward_range=(0, 1), obs_bounds=(-4.0, 4.0), seed=0)
     # Vectors share their metadata: that of another one, of another mode, must not be heeded.
-    vector(AutoresetMode.NEXT_STEP if request.param != AutoresetMode.NEXT_STEP else AutoresetMode.SAME_STEP)
+    vector(
+        AutoresetMode.NEXT_STEP
+        if request.param != AutoresetMode.NEXT_STEP
+        else AutoresetMode.SAME_STEP
+    )
     return agent.learn(STEPS, watch), steps, rounds
 
 
@@ -71,7 +80,9 @@ def test_episodes_are_kept_one_after_another(told):
     np.testing.assert_array_equal(rows["obs"][1:][goes_on], rows["next_obs"][:-1][goes_on])
     assert np.abs(rows["obs"][rows["is_first"]]).max() <= 0.05  # where episodes of CartPole begin
     np.testing.assert_array_equal(rows["is_last"], rows["terminated"] | rows["truncated"])
-    np.testing.assert_array_equal(rows["is_last"][:-1][~goes_on], rows["episode"][:-1][~goes_on] < rows["episode"].max() - 2)
+    np.testing.assert_array_equal(
+        rows["is_last"][:-1][~goes_on], rows["episode"][:-1][~goes_on] < rows["episode"].max() - 2
+    )
 
 
 def test_episodes_are_counted_for_each_environment(told):
@@ -90,13 +101,17 @@ def test_callbacks_are_told_of_all_transitions_of_a_step(told):
     resets = agent.env.autoreset_mode == AutoresetMode.NEXT_STEP
     assert (sizes.min() < 3) == resets
     names = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
-    seen = np.column_stack([np.concatenate([getattr(step, name) for step in steps]) for name in names])
+    seen = np.column_stack(
+        [np.concatenate([getattr(step, name) for step in steps]) for name in names]
+    )
     kept = np.column_stack([agent.history[name] for name in names])
     assert sorted(map(tuple, seen)) == sorted(map(tuple, kept))
 
 
 def test_actions_of_a_step_know_of_each_other(told):
-    """Each is chosen with the pairs before it in mind, and those of environments that are only reset are none."""
+    """Each is chosen with the pairs before it in mind, and those of environments that are only
+    reset are none.
+    """
     agent, steps, rounds = told
     recipe, act = jax.tree.map(jnp.asarray, agent.recipe), jax.jit(choose)
     in_round, compared = len(steps[0].reward), 0
@@ -111,7 +126,9 @@ def test_actions_of_a_step_know_of_each_other(told):
             action, player = act(recipe, player, obs)
             assert int(action) == chosen
             compared += 1
-        np.testing.assert_allclose(player.learner.new_whiten, now.player.learner.new_whiten, atol=1e-9)
+        np.testing.assert_allclose(
+            player.learner.new_whiten, now.player.learner.new_whiten, atol=1e-9
+        )
     assert compared > 20
 
 
@@ -124,7 +141,13 @@ def test_side_by_side_and_alone_are_one_program():
 
 
 def test_algorithm_1_learns_from_all_in_order():
-    agent = KQL(vector(AutoresetMode.NEXT_STEP, limit=8), recipe="paper", reward_range=(0, 1), obs_bounds=(-4.0, 4.0), seed=0)
+    agent = KQL(
+        vector(AutoresetMode.NEXT_STEP, limit=8),
+        recipe="paper",
+        reward_range=(0, 1),
+        obs_bounds=(-4.0, 4.0),
+        seed=0,
+    )
     steps = []
     agent.learn(30, lambda agent, step: steps.append(step))
     assert agent.recipe.horizon == 32  # up to two more than asked for
@@ -135,13 +158,18 @@ def test_algorithm_1_learns_from_all_in_order():
         row = {name: column[i] for name, column in columns.items()}
         row |= {name: unit(agent, row[name]) for name in ("obs", "next_obs")}
         state, _ = step(agent.recipe, state, kqljax.Transition(**row))
-    mean = [kqljax.kql_predict(agent.recipe, state, obs)[0] for obs in unit(agent, columns["obs"][:2])]
+    mean = [
+        kqljax.kql_predict(agent.recipe, state, obs)[0] for obs in unit(agent, columns["obs"][:2])
+    ]
     np.testing.assert_allclose(agent.beliefs(columns["obs"][:2]).mean, mean, atol=1e-8)
 
 
 def test_a_vector_of_one():
     agent = KQL(vector(AutoresetMode.NEXT_STEP, count=1, limit=9), seed=0).learn(30)
-    assert agent.num_timesteps == 30 and (agent.history["truncated"] | agent.history["terminated"]).sum() == 3
+    assert (
+        agent.num_timesteps == 30
+        and (agent.history["truncated"] | agent.history["terminated"]).sum() == 3
+    )
 
 
 def test_gymnasiums_own_vector_environment():

@@ -3,8 +3,8 @@
 import json
 
 import agent
-import beyond
 import check
+import compiled
 import headline
 import kovi
 import numerics
@@ -15,11 +15,7 @@ import recipe
 import regret
 import scaling
 import step_time
-import table1
 from numpy_kql import NumpyKQL
-
-from kqljax import experiment
-from kqljax.report import records
 
 
 def test_step_time(capsys):
@@ -38,7 +34,7 @@ def test_step_time_checks_before_it_prints(monkeypatch, capsys):
 
 def test_numerics(capsys):
     numerics.main(["--smoke"])
-    assert capsys.readouterr().out.count("| MountainCar-v0 |") == 5
+    assert capsys.readouterr().out.count("| MountainCar-v0 |") == 7
 
 
 def test_agent(tmp_path):
@@ -61,11 +57,14 @@ def test_headline(capsys):
 
 def test_headline_checks_returns_before_it_prints():
     with pytest.raises(
-        SystemExit, match=r"MountainCar-v0: interquartile mean -140.00, below -132.55; no time is worth printing"
+        SystemExit,
+        match=r"MountainCar-v0: interquartile mean -140.00, below -132.55; no time is worth printing",
     ):
         headline.check_returns({"MountainCar-v0": np.full(4, -140.0)})
     headline.check_returns({"MountainCar-v0": np.full(4, -120.0)})
-    with pytest.raises(SystemExit, match="CartPole-v0: not finite in seeds 2001; no time is worth printing"):
+    with pytest.raises(
+        SystemExit, match="CartPole-v0: not finite in seeds 2001; no time is worth printing"
+    ):
         headline.finite_returns("CartPole-v0", (np.array([200.0, np.nan]), np.array([True, True])))
 
 
@@ -82,7 +81,9 @@ def test_recipe(capsys, tmp_path):
     assert "| the paper's figure | 200.00 |" in printed
     cells = {(row["part"], row["variant"], row["steps"]) for row in document["results"]}
     of_parts = {("finish", "no looking ahead", 60), ("learning", "five backups", 60)}
-    assert cells == of_parts | {(part, "recipe", 60) for part in ("table", "finish", "learning")} | {("steps", "recipe", 40)}
+    assert cells == of_parts | {
+        (part, "recipe", 60) for part in ("table", "finish", "learning")
+    } | {("steps", "recipe", 40)}
     assert all(row["is_sound"] for row in document["results"])
     assert (tmp_path / "recipe.png").stat().st_size > 1000
     # What is there is not run again.
@@ -90,9 +91,15 @@ def test_recipe(capsys, tmp_path):
     assert again["results"] == document["results"]
     # But for what was made with other numbers, which is dropped.
     path = tmp_path / "recipe.json"
-    path.write_text(json.dumps(again | {"recipes": again["recipes"] | {"learning: five backups": "Recipe(gamma=0.5)"}}))
+    path.write_text(
+        json.dumps(
+            again | {"recipes": again["recipes"] | {"learning: five backups": "Recipe(gamma=0.5)"}}
+        )
+    )
     left = recipe.main(["--smoke", "--parts", "table", "--out", str(tmp_path)])
-    assert left["results"] == [row for row in document["results"] if row["variant"] != "five backups"]
+    assert left["results"] == [
+        row for row in document["results"] if row["variant"] != "five backups"
+    ]
 
 
 def test_what_a_part_is_worth_is_paired_over_seeds():
@@ -100,7 +107,9 @@ def test_what_a_part_is_worth_is_paired_over_seeds():
     gain, low, high = recipe.paired({seed: value - 3.0 for seed, value in base.items()}, base)
     assert gain == low == high == -3.0
     noise = np.random.default_rng(0).normal(size=40)
-    gain, low, high = recipe.paired({seed: value + noise[seed] for seed, value in base.items()}, base)
+    gain, low, high = recipe.paired(
+        {seed: value + noise[seed] for seed, value in base.items()}, base
+    )
     assert low < gain < high
     assert abs(high - low - 2 * 1.64 * noise.std() / np.sqrt(40)) < 0.1
     assert recipe.paired({1: 5.0, 99: 0.0}, base)[0] == -95.0  # only seeds that both have
@@ -113,24 +122,21 @@ def test_kovi(capsys):
     assert "| pooled |" in printed
 
 
-def test_beyond(capsys):
-    beyond.main(["--smoke"])
-    printed = capsys.readouterr().out
-    assert "| 4 | kql-rbf | 80 |" in printed
-    assert "| 4 | dqn | 120 |" in printed
-    assert "| kql-rbf | 1 |" in printed
-
-
 def test_scaling(capsys, tmp_path):
-    scaling.main(["--smoke", "--engines", "features32", "lazy32", "vmapped32", "--out", str(tmp_path)])
+    scaling.main(["--smoke", "--engines", "features32", "vmapped32", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert printed.count("| MountainCar-v0 | lazy32 |") == 1
-    scaling.draw([{"task": "a", "engine": "exact", "horizon": t, "microseconds_a_step": t} for t in (1, 2)], tmp_path / "a.png")
+    assert printed.count("| MountainCar-v0 | vmapped32 |") == 1
+    scaling.draw(
+        [{"task": "a", "engine": "exact", "horizon": t, "microseconds_a_step": t} for t in (1, 2)],
+        tmp_path / "a.png",
+    )
     assert (tmp_path / "a.png").stat().st_size > 1000
     (tmp_path / "scaling.json").write_text('{"rows": [{"engine": "exact"}, {"engine": "lazy32"}]}')
     assert scaling.kept_rows(tmp_path / "scaling.json", ["lazy32"]) == [{"engine": "exact"}]
     assert scaling.kept_rows(tmp_path / "none.json", ["lazy32"]) == []
-    slopes = scaling.exponents([{"engine": "exact", "horizon": t, "microseconds_a_step": 3 * t**2} for t in (1000, 4000)])
+    slopes = scaling.exponents(
+        [{"engine": "exact", "horizon": t, "microseconds_a_step": 3 * t**2} for t in (1000, 4000)]
+    )
     assert abs(slopes["exact"] - 2) < 1e-9
 
 
@@ -163,68 +169,31 @@ def test_check_sees_a_fall(monkeypatch, tmp_path, capsys):
     assert "fell by more than a third: other" in capsys.readouterr().err
 
 
-@pytest.fixture
-def table():
-    """A table of one algorithm, one task and one seed."""
-    record = {"task": "CartPole-v0", "algorithm": "kql-rbf", "seed": 1000, "return_mean": 150.0, "return_std": 3.0}
-    record |= {"episodes": 2, "seconds": 1.0, "evaluation_seconds": 0.5, "is_sound": True}
-    settings = {"tasks": ["CartPole-v0"], "algorithms": ["kql-rbf"], "steps": 60, "episodes": 2, "first_seed": 1000}
-    document = {"settings": settings, "results": [record], "curves": [], "compile_seconds": {}}
-    return document | {"summary": experiment.summarise_document(document)}
+@pytest.mark.skipif(compiled.missing("tpu") is not None, reason="no libtpu here: make compiled")
+def test_compiled(capsys):
+    rows = compiled.main(["--smoke"])
+    assert [row["what"] for row in rows] == ["train", "step"]
+    assert all(row["large_copies"] == 0 for row in rows) and rows[1]["loops"] == 0
+    assert "| TPU v5e | training, weights, float32, 128 seeds |" in capsys.readouterr().out
 
 
-SB3 = {
-    "task": "CartPole-v0", "algorithm": "sb3-dqn", "seed": 1000, "return_mean": 120.0, "return_std": 4.0,
-    "episodes": 2, "steps": 60, "seconds": 50.0,
-}  # fmt: skip
+def test_compiled_reads_programs():
+    """Kernels, loops and copies of a program that was written by hand."""
+    text = """\
+%body (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %p = (s32[], f32[4,8]{1,0}) parameter(0)
+  %a = f32[4,8]{1,0} get-tuple-element(%p), index=1
+  %c = f32[4,8]{1,0} copy(%a)
+  ROOT %f = (s32[], f32[4,8]{1,0}) fusion(%c), kind=kLoop, calls=%g
+}
 
-
-def written(path, *rows):
-    path.write_text(json.dumps({"results": rows}))
-    return path
-
-
-def test_table1_joins_other_programs_and_times(table, tmp_path):
-    before = json.dumps(table)
-    beside = written(tmp_path / "sb3.json", SB3, SB3 | {"task": "Acrobot-v1"})
-    time = {"task": "CartPole-v0", "algorithm": "kql-rbf", "seconds": 4.0}
-    times = [
-        written(tmp_path / "a.json", time, time | {"seconds": 4.5}),
-        written(tmp_path / "b.json", time | {"task": "Acrobot-v1"}),
-    ]
-    both = table1.joined(table, [beside], times)
-    assert json.dumps(table) == before
-    assert both["settings"]["algorithms"] == ["kql-rbf", "sb3-dqn"] and len(both["results"]) == 2
-    cells = both["summary"]["CartPole-v0"]
-    assert (cells["kql-rbf"]["seconds_a_seed"], cells["sb3-dqn"]["seconds_a_seed"]) == (4.25, 50.0)
-    assert (cells["sb3-dqn"]["iqm"], cells["sb3-dqn"]["paper_mean"]) == (120.0, 149.68)
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"episodes": 5}, "has 5 episodes a seed, this table 2"),
-        ({"steps": 1000}, "has 1000 steps a seed, this table 60"),
-        ({"seed": 3}, "has seed 3; reported ones begin at 1000"),
-        ({"algorithm": "kql-rbf"}, "has kql-rbf, which is a row of this table already"),
-    ],
-)
-def test_table1_does_not_join_what_does_not_fit(table, tmp_path, changes, words):
-    with pytest.raises(records.ResultsError, match=words):
-        table1.joined(table, [written(tmp_path / "sb3.json", SB3 | changes)], [])
-
-
-def test_table1_prints_the_page_and_draws_its_figures(table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(table1, "RESULTS", tmp_path)
-    (tmp_path / "table1.json").write_text(json.dumps(table))
-    written(tmp_path / "sb3_dqn.json", SB3)
-    for name in ("times", "times_sb3"):
-        written(tmp_path / f"{name}.json")
-    assert table1.main(["--page"]) == 0
-    assert "| **sb3-dqn**, 1 seed: IQM [95%] | **120.0** [120.0, 120.0] |" in capsys.readouterr().out
-    assert (tmp_path / "seeds.png").stat().st_size > 1000
-
-
-def test_table1_is_the_command(capsys):
-    assert table1.main(["--seeds", "0", "--out", "nowhere"]) == 2
-    assert "--seeds must be at least 1" in capsys.readouterr().err
+ENTRY %main (x: f32[4,8]) -> f32[4,8] {
+  %x = f32[4,8]{1,0} parameter(0)
+  %w = (s32[], f32[4,8]{1,0}) while(%x), condition=%k, body=%body, x={"known_trip_count":{"n":"7"}}
+  ROOT %r = f32[4,8]{1,0} add(%x, %x)
+}
+"""
+    program = compiled.Program(text)
+    assert list(program.loops()) == [("body", 7)]
+    assert [each.operation for each in program.kernels("body")] == ["copy", "fusion"]
+    assert compiled.size_of("f32[4,8]{1,0}") == 128 and program.moved() == 3 * 128 + 4 + 128 + 128

@@ -1,4 +1,4 @@
-"""Learning in rounds as a user has it: train, fit, evaluate, policies, batches, platforms, mistakes."""
+"""Learning in rounds for users: train, fit, evaluate, policies, batches, platforms, mistakes."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ from kqljax import rounds
 
 RECIPE = dataclasses.replace(rounds.DEFAULT, **SMALL, own_from=60, unclear=1e9)
 """Small, with the finished policy acting early and looking ahead everywhere."""
-STEPS, SEEDS = 200, 16
+STEPS, SEEDS = 200, 6
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def program(task):
 
     def run(key, recipe):
         train_key, eval_key = jax.random.split(key)
-        found = rounds.train(train_key, task, recipe, num_steps=STEPS)
-        return found, rounds.evaluate(eval_key, task, found.policy, num_episodes=3)
+        found = kqljax.train(train_key, task, recipe, num_steps=STEPS)
+        return found, kqljax.evaluate(eval_key, task, found, num_episodes=3)
 
     return compiled(run, jax.random.key(0), RECIPE)
 
@@ -42,13 +42,17 @@ def run(program):
 
 @pytest.fixture(scope="module")
 def fit(run):
-    """`rounds.fit` of other transitions, compiled once for all tests, and what its policy makes of them."""
+    """`rounds.fit` of other transitions and its policy's answers, compiled once for all tests."""
 
     def fit(transitions):
         found = rounds.fit(None, RECIPE, transitions)
-        return found, found.policy.act(None, (), transitions.next_obs)[0], found.policy.values(transitions.next_obs)
+        return (
+            found,
+            found.policy.act(None, (), transitions.next_obs)[0],
+            found.policy.values(transitions.next_obs),
+        )
 
-    return compiled(fit, run.transitions)
+    return compiled(fit, run.state.transitions)
 
 
 def test_the_rounds_are_known_before_the_run():
@@ -66,7 +70,7 @@ def test_the_rounds_are_known_before_the_run():
 
 
 def test_transitions_are_what_happened(run):
-    stored, log = run.transitions, run.log
+    stored, log = run.state.transitions, run.log
     assert int(stored.count) == STEPS
     np.testing.assert_array_equal(stored.action, log.action)
     np.testing.assert_array_equal(stored.discount == 0, log.terminated)
@@ -76,26 +80,42 @@ def test_transitions_are_what_happened(run):
     assert int(log.terminated.sum()) >= 2
     goes_on = ~np.asarray(stored.is_last[:-1])
     np.testing.assert_array_equal(stored.obs[1:][goes_on], stored.next_obs[:-1][goes_on])
-    assert np.all(np.any(np.asarray(stored.obs[1:] != stored.next_obs[:-1])[~goes_on], axis=1))  # the true successor
+    assert np.all(
+        np.any(np.asarray(stored.obs[1:] != stored.next_obs[:-1])[~goes_on], axis=1)
+    )  # the true successor
     ends = np.flatnonzero(log.terminated)
     assert float(log.episode_return[ends[1]]) == ends[1] - ends[0]  # 1 a step
 
 
+def test_what_is_told_of_each_step(run):
+    info, count = run.log.info, np.arange(1, STEPS + 1)
+    begins = [each.begins_at for each in rounds.schedule(RECIPE, STEPS)]
+    np.testing.assert_array_equal(count[np.asarray(info.is_round)], begins[1:])
+    # Between two rounds nothing is fitted, so nothing of a fit changes.
+    goes_on = ~np.asarray(info.is_round)[1:]
+    for column in (np.asarray(info.backups), np.asarray(info.optimism_gap)):
+        np.testing.assert_array_equal(column[1:][goes_on], column[:-1][goes_on])
+    assert bool(run.is_sound) and bool(info.is_finite.all())
+    assert int(info.backups[-1]) == int(run.state.player.backups) > 0
+
+
 def test_the_finished_policy_acts_once_there_are_ends(run):
-    acts, gap = np.asarray(run.log.rounds.acts_finished), np.asarray(run.log.rounds.optimism_gap)
-    counts = np.asarray(run.log.rounds.begins_at)
-    assert np.all(np.isinf(gap[counts < RECIPE.own_from]))
-    assert np.all(np.isfinite(gap[counts > RECIPE.own_from + 20]))
+    acts, gap = np.asarray(run.log.info.acts_finished), np.asarray(run.log.info.optimism_gap)
+    count = np.arange(1, STEPS + 1)
+    assert np.all(np.isinf(gap[count < RECIPE.own_from]))
+    assert np.all(np.isfinite(gap[count > RECIPE.own_from + 20]))
     np.testing.assert_array_equal(acts[:-1], (gap < RECIPE.own_gap)[:-1])
-    assert acts.any()
+    assert acts.any() and not acts[-1]
 
 
 def test_train_and_fit_hold_the_same_policy(run, fit):
-    found, actions, values = fit(run.transitions)
+    found, actions, values = fit(run.state.transitions)
     for name in ("ensemble", "model", "scales"):
         ours, theirs = getattr(found.policy, name), getattr(run.policy, name)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), ours, theirs)
-    same, same_values = policy_program(run)(run.policy, run.transitions.next_obs)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), ours, theirs
+        )
+    same, same_values = policy_program(run)(run.policy, run.state.transitions.next_obs)
     np.testing.assert_array_equal(actions, same)
     assert len(np.unique(same)) == 2
     np.testing.assert_allclose(values.mean, same_values.mean, atol=1e-2)  # of 100
@@ -103,25 +123,22 @@ def test_train_and_fit_hold_the_same_policy(run, fit):
 
 
 def test_rows_that_are_not_stored_do_not_count(run, fit):
-    part = dataclasses.replace(run.transitions, count=jnp.int32(100))
-    other = dataclasses.replace(part, obs=part.obs.at[100:].set(7.0), reward=part.reward.at[100:].set(9.0))
+    part = dataclasses.replace(run.state.transitions, count=jnp.int32(100))
+    other = dataclasses.replace(
+        part, obs=part.obs.at[100:].set(7.0), reward=part.reward.at[100:].set(9.0)
+    )
     (ours, actions, _), (theirs, same, _) = fit(part), fit(other)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     np.testing.assert_array_equal(actions, same)
 
 
-def test_a_second_number_and_another_seed_compile_nothing(task):
-    recipe = dataclasses.replace(rounds.DEFAULT, **SMALL)
-    traces = []
-
-    def actions(key, recipe):
-        traces.append(key)
-        return rounds.train(key, task, recipe, num_steps=12).transitions.action
-
-    train = jax.jit(actions, compiler_options=rounds.CPU_COMPILER_OPTIONS)
-    for key, changed in ((0, {}), (1, {"gamma": 0.9}), (2, {"ridge": 1e-3, "etas": (0.1, 0.2, 0.3, 0.4, 0.5)})):
-        train(jax.random.key(key), dataclasses.replace(recipe, **changed))
-    assert len(traces) == 1
+def test_a_second_number_and_another_seed_compile_nothing(program, run):
+    """One compiled program takes them all; it would refuse arguments that need another one."""
+    changed = {"gamma": 0.9, "ridge": 1e-3, "etas": (0.1, 0.2, 0.3, 0.4, 0.5)}
+    for key, recipe in ((1, RECIPE), (2, dataclasses.replace(RECIPE, **changed))):
+        other, _ = program(jax.random.key(key), recipe)
+        assert bool(other.is_sound)
+        assert np.any(np.asarray(other.log.action != run.log.action))
 
 
 def test_seeds_and_numbers_in_one_vmap_are_single_runs(task, program):
@@ -132,7 +149,7 @@ def test_seeds_and_numbers_in_one_vmap_are_single_runs(task, program):
     axes = dataclasses.replace(axes, bonus=0)
 
     def train(key, recipe):
-        return rounds.train(jax.random.split(key)[0], task, recipe, num_steps=STEPS)
+        return kqljax.train(jax.random.split(key)[0], task, recipe, num_steps=STEPS)
 
     together = compiled(jax.vmap(train, in_axes=(0, axes)), keys, recipes)(keys, recipes)
     for i in range(SEEDS):
@@ -145,13 +162,17 @@ def test_seeds_and_numbers_in_one_vmap_are_single_runs(task, program):
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_lowers_for_accelerators_without_callbacks_and_with_batched_factorisations(platform, task):
     def run(key):
-        found = rounds.train(key, task, RECIPE, num_steps=40)
-        return rounds.evaluate(key, task, found.policy, num_episodes=2)
+        found = kqljax.train(key, task, RECIPE, num_steps=40)
+        return kqljax.evaluate(key, task, found.policy, num_episodes=2)
 
     keys = jax.random.split(jax.random.key(0), 3)
     text = jax.export.export(jax.jit(jax.vmap(run)), platforms=[platform])(keys).mlir_module()
     assert not re.search(r"custom_call @\w*callback", text)
-    lines = [line for line in text.splitlines() if re.search(r"stablehlo\.(cholesky|triangular_solve)|potrf", line)]
+    lines = [
+        line
+        for line in text.splitlines()
+        if re.search(r"stablehlo\.(cholesky|triangular_solve)|potrf", line)
+    ]
     shapes = [re.search(r"tensor<([\dx]+)xf64>", line)[1] for line in lines]
     assert len(shapes) > 10
     assert {shape.split("x")[0] for shape in shapes} == {"3"}, shapes
@@ -163,17 +184,22 @@ def policy_program(run):
     def both(policy, obs):
         return policy.act(None, (), obs)[0], policy.values(obs)
 
-    return compiled(both, run.policy, run.transitions.next_obs)
+    return compiled(both, run.policy, run.state.transitions.next_obs)
 
 
 def test_a_policy_is_a_pytree(run, fit, task):
-    policy, obs = run.policy, run.transitions.next_obs
+    policy, obs = run.policy, run.state.transitions.next_obs
     leaves, structure = jax.tree.flatten(policy)
     again = jax.tree.unflatten(structure, [np.array(leaf) for leaf in leaves])
     program = policy_program(run)
     expected, values = program(policy, obs)
     np.testing.assert_array_equal(program(again, obs)[0], expected)
-    assert values.mean.shape == values.spread.shape == values.optimistic.shape == (STEPS, task.num_actions)
+    assert (
+        values.mean.shape
+        == values.spread.shape
+        == values.optimistic.shape
+        == (STEPS, task.num_actions)
+    )
     assert np.mean(np.asarray(values.spread) > 0) > 0.5  # 0 where all members are at the cap
 
     def one(policy, obs):
@@ -187,23 +213,30 @@ def test_a_policy_is_a_pytree(run, fit, task):
 
 
 def test_numbers_that_are_not_finite_are_seen(task, run, fit):
-    broken = dataclasses.replace(run.transitions, reward=run.transitions.reward.at[3].set(jnp.nan))
+    broken = dataclasses.replace(
+        run.state.transitions, reward=run.state.transitions.reward.at[3].set(jnp.nan)
+    )
     with pytest.raises(ValueError, match="reward has nan at index"):
         rounds.fit(None, RECIPE, broken)
     found, actions, _ = fit(broken)  # values are not known inside of jit
     assert not bool(found.is_finite)
     assert actions.tolist() == [-1] * STEPS
-    returns = jax.jit(lambda policy: rounds.evaluate(jax.random.key(0), task, policy, num_episodes=2))(found.policy)
+    returns = jax.jit(
+        lambda policy: kqljax.evaluate(jax.random.key(0), task, policy, num_episodes=2)
+    )(found.policy)
     assert bool(jnp.isnan(returns).all())
 
 
 def test_float32_is_refused(task):
-    with jax.enable_x64(False), pytest.raises(ValueError, match="float32 cannot factor.*jax_enable_x64"):
-        rounds.train(jax.random.key(0), task, rounds.DEFAULT, num_steps=10)
+    with (
+        jax.enable_x64(False),
+        pytest.raises(ValueError, match="float32 cannot factor.*jax_enable_x64"),
+    ):
+        kqljax.train(jax.random.key(0), task, rounds.DEFAULT, num_steps=10)
 
 
 def test_acting_in_float32(run):
-    obs = run.transitions.next_obs
+    obs = run.state.transitions.next_obs
 
     def both(policy):
         short = policy.astype(jnp.float32)
@@ -236,15 +269,26 @@ def test_a_recipe_that_cannot_work(changed, said):
     "changed, said",
     [
         ({"obs": np.zeros(3)}, "obs and next_obs must be two arrays of one shape"),
-        ({"obs": np.full((3, 2), np.inf)}, r"obs has inf at index \(0, 0\); every one must be a finite number"),
+        (
+            {"obs": np.full((3, 2), np.inf)},
+            r"obs has inf at index \(0, 0\); every one must be a finite number",
+        ),
         ({"action": [0, 1, 2]}, r"action has 2 at index .*; every one must be in 0\.\.1"),
-        ({"reward": [0.0, 0.5, -1.0]}, r"reward has -1\.0 at index .*; every one must be in \[0, 1\]"),
+        (
+            {"reward": [0.0, 0.5, -1.0]},
+            r"reward has -1\.0 at index .*; every one must be in \[0, 1\]",
+        ),
         ({"terminated": [False, True]}, r"terminated must have shape \(3,\)"),
         ({"end_value": 2.0}, r"end_value must be in \[0, 1\]"),
     ],
 )
 def test_transitions_that_no_fit_can_use(changed, said):
-    good = {"obs": np.zeros((3, 2)), "action": [0, 1, 0], "reward": [0.0, 0.5, 1.0], "next_obs": np.ones((3, 2))}
+    good = {
+        "obs": np.zeros((3, 2)),
+        "action": [0, 1, 0],
+        "reward": [0.0, 0.5, 1.0],
+        "next_obs": np.ones((3, 2)),
+    }
     good |= {"terminated": [False, False, True], "num_actions": 2}
     with pytest.raises(ValueError, match=said):
         rounds.Transitions.of(**(good | changed))
@@ -253,19 +297,23 @@ def test_transitions_that_no_fit_can_use(changed, said):
 def test_other_mistakes(task, run):
     key = jax.random.key(0)
     with pytest.raises(ValueError, match="recipe must be a kqljax.rounds.Recipe.*DEFAULT"):
-        rounds.train(key, task, "default")
+        rounds.fit(None, "default", run.state.transitions)
     with pytest.raises(ValueError, match="task must be a kqljax.Task.*make_task"):
-        rounds.train(key, "CartPole-v0", rounds.DEFAULT)
+        kqljax.train(key, "CartPole-v0", rounds.DEFAULT, 20)
     with pytest.raises(ValueError, match="num_steps must be"):
-        rounds.train(key, task, rounds.DEFAULT, num_steps=0)
-    with pytest.raises(ValueError, match="transitions must be kqljax.rounds.Transitions.*Transitions.of"):
+        kqljax.train(key, task, rounds.DEFAULT, num_steps=0)
+    with pytest.raises(
+        ValueError, match="transitions must be kqljax.rounds.Transitions.*Transitions.of"
+    ):
         rounds.fit(None, rounds.DEFAULT, np.zeros(3))
-    with pytest.raises(ValueError, match=r"policy must have begin and act.*run\.policy"):
-        rounds.evaluate(key, task, run)
+    with pytest.raises(
+        ValueError, match="learning in rounds is done in float64, got dtype=float32"
+    ):
+        kqljax.train(key, task, rounds.DEFAULT, num_steps=20, dtype="float32")
     with pytest.raises(ValueError, match=r"obs must have shape \[4\] or \[n, 4\]"):
         run.policy.act(None, (), jnp.zeros(3))
     with pytest.raises(ValueError, match="less than the 200 rows"):
-        run.transitions.resized(10)
+        run.state.transitions.resized(10)
 
 
 def test_it_learns(task):
@@ -278,5 +326,5 @@ def test_it_learns(task):
 
 def _return(key, task):
     train_key, eval_key = jax.random.split(key)
-    policy = rounds.train(train_key, task, rounds.DEFAULT, num_steps=300).policy
-    return rounds.evaluate(eval_key, task, policy, num_episodes=5).mean()
+    policy = kqljax.train(train_key, task, rounds.DEFAULT, num_steps=300).policy
+    return kqljax.evaluate(eval_key, task, policy, num_episodes=5).mean()

@@ -1,4 +1,6 @@
-"""Learning in rounds, part by part, against the NumPy oracle that was written from the recipe's text."""
+"""Learning in rounds, part by part, against the NumPy oracle that was written from the recipe's
+text.
+"""
 
 import dataclasses
 
@@ -18,8 +20,12 @@ from kqljax.rounds.round import EVERY_BLOCK, finish
 from kqljax.rounds.widths import Scales, displacements, fit_weights
 
 N, CAPACITY = 150, 170
-RECIPE = dataclasses.replace(DEFAULT, centres=512, finish_centres=512, model_centres=512, span_tolerance=1e-9)
-"""The recipe with room for every pair among the centres, as the oracle has (blocks repeat pairs: more room than pairs)."""
+RECIPE = dataclasses.replace(
+    DEFAULT, centres=512, finish_centres=512, model_centres=512, span_tolerance=1e-9
+)
+"""The recipe with room for every pair among the centres, as the oracle has (blocks repeat pairs:
+more room than pairs).
+"""
 NUMBERS = {"gamma": RECIPE.gamma, "ridge": RECIPE.ridge}
 
 
@@ -43,18 +49,27 @@ class Case:
 
         def everything(transitions, asked):
             scales = fit_scales(RECIPE, transitions)
-            learned = fit_learner(dataclasses.replace(RECIPE, backups=10), transitions, scales, most_new=4)
+            learned = fit_learner(
+                dataclasses.replace(RECIPE, backups=10), transitions, scales, most_new=4
+            )
             ensemble = fit_ensemble(RECIPE, transitions, scales)
             model = fit_model(RECIPE, transitions, scales, ensemble.centres)
             learner, queries = learned.learner, []
             for i in range(4):
                 queries.append(jax.vmap(lambda obs: query(RECIPE, learner, scales, obs))(asked))  # noqa: B023
-                learner = append(RECIPE, learner, query(RECIPE, learner, scales, asked[i]), jnp.int32(i % self.num_actions))
+                learner = append(
+                    RECIPE,
+                    learner,
+                    query(RECIPE, learner, scales, asked[i]),
+                    jnp.int32(i % self.num_actions),
+                )
             queries.append(jax.vmap(lambda obs: query(RECIPE, learner, scales, obs))(asked))
             values = member_values(RECIPE, ensemble.ensemble, asked)
             plans = plan_values(RECIPE, model, ensemble.ensemble, asked)
             actions = [
-                finished_action(dataclasses.replace(RECIPE, unclear=k), ensemble.ensemble, model, asked)
+                finished_action(
+                    dataclasses.replace(RECIPE, unclear=k), ensemble.ensemble, model, asked
+                )
                 for k in (0.0, 1.0, 1e9)
             ]
             steps = predict_step(RECIPE, model, asked)
@@ -63,7 +78,9 @@ class Case:
 
         arguments = self.transitions, jnp.asarray(self.asked)
         found = compiled(everything, *arguments)(*arguments)
-        self.scales, self.learned, self.ensemble, self.model, self.queries, self.values, *rest = found
+        self.scales, self.learned, self.ensemble, self.model, self.queries, self.values, *rest = (
+            found
+        )
         self.plans, self.actions, self.steps, self.gap = rest
 
     def learner(self):
@@ -71,7 +88,17 @@ class Case:
         start = np.full(N, 1 / (1 - RECIPE.gamma))
         numbers = {"gamma": RECIPE.gamma, "ridge": RECIPE.ridge, "backups": 10}
         return oracle.learner_round(
-            S, A, R, S2, ended, start, self.weights, self.displacement, self.num_actions, self.v, **numbers
+            S,
+            A,
+            R,
+            S2,
+            ended,
+            start,
+            self.weights,
+            self.displacement,
+            self.num_actions,
+            self.v,
+            **numbers,
         )
 
 
@@ -109,7 +136,9 @@ def test_beliefs_of_the_learner_as_pairs_are_added(case):
 
 def test_values_of_the_ensemble(case):
     S, A, R, S2, ended = case.data
-    expected = oracle.finished_members(S, A, R, S2, ended, case.weights, case.displacement, case.num_actions, case.v)
+    expected = oracle.finished_members(
+        S, A, R, S2, ended, case.weights, case.displacement, case.num_actions, case.v
+    )
     np.testing.assert_allclose(case.ensemble.backups, expected.backups, atol=3)
     np.testing.assert_allclose(case.values, expected.members(case.asked), atol=0.1)  # of 100
 
@@ -127,7 +156,9 @@ def test_model(case):
 
 
 class Members:
-    """The library's ensemble with the oracle's methods: plans are compared with the same members on both sides."""
+    """The library's ensemble with the oracle's methods: plans are compared with the same members on
+    both sides.
+    """
 
     def __init__(self, case):
         self.case = case
@@ -144,7 +175,9 @@ def test_plans_and_actions(case):
     S, A, R, S2, ended = case.data
     model = oracle.model(S, A, R, S2, ended, case.weights, case.num_actions)
     members, held = Members(case), int(case.model.held)
-    plans = oracle.plan_values(members, model, case.asked, held, RECIPE.finish_gamma, case.v, case.num_actions)
+    plans = oracle.plan_values(
+        members, model, case.asked, held, RECIPE.finish_gamma, case.v, case.num_actions
+    )
     np.testing.assert_allclose(case.plans, plans, atol=0.1)
     for k, found in zip((0.0, 1.0, 1e9), case.actions, strict=True):
         expected = oracle.act(members, model, case.asked, held, k, v=case.v)
@@ -162,12 +195,20 @@ def test_optimism_gap(case):
 
 
 def test_optimistic_values_are_not_cut_off_before_the_first_end(case):
-    raw = np.asarray(case.queries[0].mean) + RECIPE.bonus / (1 - RECIPE.gamma) * np.sqrt(np.asarray(case.queries[0].variance))
+    raw = np.asarray(case.queries[0].mean) + RECIPE.bonus / (1 - RECIPE.gamma) * np.sqrt(
+        np.asarray(case.queries[0].variance)
+    )
     found = jax.vmap(lambda asked: optimistic(RECIPE, case.learned.learner, asked))(case.queries[0])
     has_end = bool(np.any(case.data[4]))
-    np.testing.assert_allclose(found, np.clip(raw, 0, 1 / (1 - RECIPE.gamma)) if has_end else raw, rtol=1e-9)
+    np.testing.assert_allclose(
+        found, np.clip(raw, 0, 1 / (1 - RECIPE.gamma)) if has_end else raw, rtol=1e-9
+    )
     open_ended = case.learned.learner._replace(is_clipped=jnp.array(False))
-    np.testing.assert_allclose(jax.vmap(lambda asked: optimistic(RECIPE, open_ended, asked))(case.queries[0]), raw, rtol=1e-9)
+    np.testing.assert_allclose(
+        jax.vmap(lambda asked: optimistic(RECIPE, open_ended, asked))(case.queries[0]),
+        raw,
+        rtol=1e-9,
+    )
 
 
 def test_the_cases_have_ends_where_the_tasks_have():
@@ -179,7 +220,9 @@ def test_the_cases_have_ends_where_the_tasks_have():
 def test_scales_of_a_coordinate_that_does_not_move():
     transitions = recorded("MountainCar-v0", N)
     still = dataclasses.replace(
-        transitions, obs=transitions.obs.at[:, 1].set(0.5), next_obs=transitions.next_obs.at[:, 1].set(0.5)
+        transitions,
+        obs=transitions.obs.at[:, 1].set(0.5),
+        next_obs=transitions.next_obs.at[:, 1].set(0.5),
     )
     scales = jax.jit(lambda t: fit_scales(DEFAULT, t))(still)
     S, A, _, S2, ended = as_numpy(still)

@@ -45,16 +45,22 @@ def test_arguments_do_not_recompile():
 
 def test_a_trained_seed_is_the_one_that_train_gives():
     task = kqljax.make_task("MountainCar-v0")
-    cfg = task.config(horizon=30, features=features.taylor(kqljax.RBF(eta=task.eta), 2, 3))
+    cfg = task.config(
+        horizon=30, engine=kqljax.Weights(features.taylor(kqljax.RBF(eta=task.eta), 2, 3, order=3))
+    )
     keys = jax.random.split(jax.random.key(0), 3)
-    program = kqljax.across_seeds(lambda key, task, cfg: kqljax.train(task, cfg, key, stages=1).log.action)
-    alone = jax.jit(lambda key: kqljax.train(task, cfg, key, stages=1).log.action)
+    program = kqljax.across_seeds(
+        lambda key, task, cfg: kqljax.train(key, task, cfg, 30).log.action
+    )
+    alone = jax.jit(lambda key: kqljax.train(key, task, cfg, 30).log.action)
     np.testing.assert_array_equal(program(keys, task, cfg), jnp.stack([alone(key) for key in keys]))
 
 
 def test_three_devices_train_and_evaluate():
-    """Seeds that do not come out even, on more devices than cores: the same actions, and it ends (batched LAPACK calls of two
-    CPU devices wait for each other for ever)."""
+    """Seeds that do not come out even, on more devices than cores: the same actions, and it ends.
+
+    Batched LAPACK calls of two CPU devices would wait for each other for ever.
+    """
     script = """
         import jax
         jax.config.update("jax_num_cpu_devices", 3)
@@ -64,12 +70,12 @@ def test_three_devices_train_and_evaluate():
         from kqljax import features
 
         task = kqljax.make_task("Pendulum-v1")
-        states = jax.random.uniform(jax.random.key(5), (60, 3), minval=-1.0)
-        cfg = task.config(horizon=40, features=features.dictionary(kqljax.RBF(eta=1.0), states, 3, 1e-2))
+        made = features.taylor(kqljax.RBF(eta=1.0), 3, 3, order=3)
+        cfg = task.config(horizon=40, engine=kqljax.Weights(made))
 
         def run(key, task, cfg):
-            done = kqljax.train(task, cfg, key, dtype=jnp.float32, stages=1)
-            return done.log.action, kqljax.evaluate(task, cfg, done.state, key, 3)
+            done = kqljax.train(key, task, cfg, 40, dtype=jnp.float32)
+            return done.log.action, kqljax.evaluate(key, task, done, 3)
 
         keys = jax.random.split(jax.random.key(0), 4)
         assert len(jax.devices()) == 3
@@ -78,5 +84,7 @@ def test_three_devices_train_and_evaluate():
         assert actions.shape == (4, 40) and returns.shape == (4, 3)
         assert (np.asarray(actions) == np.asarray(same)).mean() > 0.95
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr

@@ -1,21 +1,23 @@
-"""DQN as Stable-Baselines3 does it, in one `lax.scan`.
+"""DQN as Stable-Baselines3 does it, as a learner in JAX.
 
-The paper compares KQL with the DQN of Stable-Baselines3 (section 6). This one follows its version 2.9 in what it does and
-in what order, on raw observations and raw rewards:
+The paper compares KQL with the DQN of Stable-Baselines3 (section 6). This one follows its version
+2.9 in what it does and in what order, on raw observations and raw rewards:
 
-* step t (from 0): a random action while t < learning_starts, then epsilon-greedy with epsilon linear in t;
-* the transition is stored; where t + 1 is a multiple of target_update_interval the target network is copied;
-* where t + 1 > learning_starts, gradient_steps batches are drawn with replacement from all stored transitions;
+* step t (from 0): a random action while t < learning_starts, then epsilon-greedy with epsilon
+  linear in t;
+* the transition is stored; where t + 1 is a multiple of target_update_interval the target network
+  is copied;
+* where t + 1 > learning_starts, gradient_steps batches are drawn with replacement from all stored
+  transitions;
 * the loss is smooth L1, the gradient is clipped in norm, Adam follows;
 * a time limit is bootstrapped through, an end is not;
 * weights and biases start as torch's `nn.Linear`: uniform within 1 / sqrt(fan_in).
 
-What differs is the stream of random numbers, and that the target network is asked once for all gradient steps of one
-environment step: it does not change between them.
+Differences: the stream of random numbers; the target network is evaluated once for all gradient
+steps of one environment step, between which it does not change; and tasks that cut off normalised
+observations at -1 and 1 (CartPole) cut off what the network sees too.
 
-    cfg = paper_config("CartPole-v0")
-    run = jax.jit(train, static_argnames="num_steps")(task, cfg, key, num_steps=1000)
-    returns = evaluate(task, cfg, run.state, key, num_episodes=100)
+    run = train(key, task, paper_config("CartPole-v0"), num_steps=1000)
 
 Networks, replay and arithmetic are float32 whether or not jax has float64 enabled.
 """
@@ -29,109 +31,87 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
-from kqljax import checks
-from kqljax.errors import first_bad, is_known
-from kqljax.pytrees import register
-from kqljax.rollout import rollout_returns
+from kqljax._arrays import register
+from kqljax._checks import check_positive, is_known, require, whole_number
+from kqljax.regression import largest
+from kqljax.state import Transition
 from kqljax.tasks import Task
 
 Array = jax.Array
 
-_STATIC = ("hidden", "buffer_size", "batch_size", "gradient_steps", "learning_starts", "target_update_interval")
+
+class QNetwork(nn.Module):
+    """ReLU network `[..., l]` -> `[..., A]`, with the initial weights of torch's `nn.Linear`."""
+
+    hidden: tuple[int, ...]
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs: Array) -> Array:
+        x = obs
+        for index, width in enumerate((*self.hidden, self.num_actions)):
+            init = functools.partial(_uniform, bound=x.shape[-1] ** -0.5)
+            x = nn.Dense(width, kernel_init=init, bias_init=init)(x)
+            x = x if index == len(self.hidden) else nn.relu(x)
+        return x
 
 
-@functools.partial(register, static=_STATIC)
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DQNConfig:
-    """Parameters of DQN. The defaults are those the paper sets for every task, else those of Stable-Baselines3.
+def _uniform(key: Array, shape: Any, dtype: Any = jnp.float32, *, bound: float) -> Array:
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
 
-    Numbers are pytree leaves: changing or vmapping them does not recompile. Sizes and counts are static.
+
+class Units(NamedTuple):
+    """Raw observations and rewards from normalised ones: offset + scale * normalised.
 
     Attributes:
-      learning_rate: of Adam.
-      gamma: discount factor in [0, 1].
-      epsilon_start: probability of a random action at step 0.
-      epsilon_end: the same after the exploration fraction.
-      exploration_fraction: part of the run over which epsilon falls, in (0, 1].
-      max_grad_norm: the gradient is scaled down to this norm.
-      hidden: widths of the hidden layers (static).
-      buffer_size: transitions that the replay holds; the oldest make room (static).
-      batch_size: transitions in a gradient step (static).
-      gradient_steps: gradient steps after each environment step (static).
-      learning_starts: steps with random actions and without learning (static).
-      target_update_interval: environment steps between copies to the target network (static).
+      offset, scale: `[l]` of observations, float32.
+      reward_offset, reward_scale: `[]`.
     """
 
-    learning_rate: Any = 1e-4
-    gamma: Any = 0.95
-    epsilon_start: Any = 1.0
-    epsilon_end: Any = 0.05
-    exploration_fraction: Any = 0.1
-    max_grad_norm: Any = 10.0
-    hidden: tuple[int, ...] = (64, 64)
-    buffer_size: int = 1_000_000
-    batch_size: int = 64
-    gradient_steps: int = 32
-    learning_starts: int = 100
-    target_update_interval: int = 10
+    offset: Array
+    scale: Array
+    reward_offset: Array
+    reward_scale: Array
 
-    def validate(self) -> DQNConfig:
-        """Raises ValueError where a value is out of range; returns the config. Call it outside jit."""
-        _check_static(self)
-        ranges = {
-            "learning_rate": (lambda x: x > 0, "above 0"),
-            "gamma": (lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
-            "epsilon_start": (lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
-            "epsilon_end": (lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
-            "exploration_fraction": (lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
-            "max_grad_norm": (lambda x: x > 0, "above 0"),
-        }
-        for name, (is_good, words) in ranges.items():
-            values = np.asarray(getattr(self, name), np.float64)
-            good = np.isfinite(values) & is_good(values)
-            if not np.all(good):
-                raise ValueError(
-                    f"{name} must be {words}, got {first_bad(values, good)}. paper_config(name) has the paper's values."
-                )
-        return self
+    def observation(self, obs: Array) -> Array:
+        return (self.offset + self.scale * obs).astype(jnp.float32)
+
+    def reward(self, reward: Array) -> Array:
+        return (self.reward_offset + self.reward_scale * reward).astype(jnp.float32)
 
 
-# RL Baselines3 Zoo; Pendulum has the defaults of Stable-Baselines3, for the zoo has no discrete Pendulum.
-_PAPER: dict[str, dict[str, Any]] = {
-    "MountainCar-v0": {
-        "learning_rate": 4e-3, "epsilon_end": 0.07, "exploration_fraction": 0.2, "buffer_size": 10_000,
-        "hidden": (256, 256),
-    },
-    "Acrobot-v1": {
-        "learning_rate": 6.3e-4, "epsilon_end": 0.1, "exploration_fraction": 0.12, "buffer_size": 50_000,
-        "hidden": (256, 256),
-    },
-    "CartPole-v0": {
-        "learning_rate": 2.3e-3, "epsilon_end": 0.04, "exploration_fraction": 0.16, "buffer_size": 100_000,
-        "hidden": (256, 256),
-    },
-    "Pendulum-v1": {},
-}  # fmt: skip
-_PAPER["CartPole-v1"] = _PAPER["CartPole-v0"]
+@functools.partial(register, static=("network",))
+@dataclasses.dataclass(frozen=True)
+class DQNPolicy:
+    """The greedy policy of a Q-network. Observations are normalised: `[l]`, or `[n, l]`.
 
+    Attributes:
+      network: its layers (static).
+      params: its weights and biases.
+      units: from normalised observations to those of the network.
+    """
 
-def paper_config(task_name: str) -> DQNConfig:
-    """The parameters of the paper's comparison for one of its tasks."""
-    if task_name not in _PAPER:
-        raise ValueError(
-            f"the paper has no DQN parameters for {task_name!r}. Known: {', '.join(_PAPER)}. For another task use "
-            "DQNConfig(learning_rate=..., hidden=(64, 64))."
-        )
-    return DQNConfig(**_PAPER[task_name])
+    network: QNetwork
+    params: Any
+    units: Units
 
+    def begin(self, key: Array) -> tuple[()]:
+        """What is remembered within an episode: nothing."""
+        return ()
 
-def default_config(task: Task) -> DQNConfig:
-    """The paper's parameters where it has them, else `DQNConfig()`."""
-    return paper_config(task.name) if task.name in _PAPER else DQNConfig()
+    def act(self, key: Array, memory: Any, obs: Array) -> tuple[Array, Any]:
+        """Actions `[]` or `[n]` int32; -1 where a value is not finite."""
+        values = self.values(obs)
+        is_finite = jnp.all(jnp.isfinite(values), axis=-1)
+        return jnp.where(is_finite, jnp.argmax(values, axis=-1), -1).astype(jnp.int32), memory
+
+    def values(self, obs: Array) -> Array:
+        """Q `[A]` or `[n, A]`, in units of the raw reward."""
+        found: Any = self.network.apply(self.params, self.units.observation(obs))
+        return found
 
 
 class Replay(NamedTuple):
@@ -156,230 +136,242 @@ class DQNState(NamedTuple):
     """What the next step needs.
 
     Attributes:
-      params: the network's weights and biases.
-      target_params: the same, `target_update_interval` steps behind.
+      policy: the network that learns.
+      target_params: its weights and biases, `target_update_interval` steps behind.
       opt_state: moments of Adam.
       replay: stored transitions, capacity C = min(buffer_size, num_steps).
+      step: `[]` int32, t.
+      num_steps: `[]` int32, length of the run; epsilon falls with it.
     """
 
-    params: Any
+    policy: DQNPolicy
     target_params: Any
     opt_state: Any
     replay: Replay
+    step: Array
+    num_steps: Array
 
 
-class DQNLog(NamedTuple):
-    """What happened at each of N steps.
+class DQNInfo(NamedTuple):
+    """Diagnostics of a step.
 
     Attributes:
-      action: `[N]`.
-      raw_reward: `[N]` the environment's own rewards.
-      terminated: `[N]` bool.
-      truncated: `[N]` bool.
-      episode_return: `[N]` sum of raw rewards of the episode up to and with this step.
-      loss: `[N]` mean over the gradient steps; 0 before learning starts.
-      is_finite: `[N]` bool, the loss is a number.
+      loss: `[]` mean over the gradient steps; 0 before learning starts.
+      is_sound: `[]` bool, the loss is finite.
     """
 
-    action: Array
-    raw_reward: Array
-    terminated: Array
-    truncated: Array
-    episode_return: Array
     loss: Array
-    is_finite: Array
+    is_sound: Array
 
 
-class DQNRun(NamedTuple):
-    """Result of `train`.
+_COUNTS = ("buffer_size", "batch_size", "gradient_steps", "target_update_interval")
+_STATIC = ("hidden", "learning_starts", *_COUNTS)
+
+
+@functools.partial(register, static=_STATIC)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DQN:
+    """DQN as a learner. The defaults are the paper's, else those of Stable-Baselines3.
+
+    Numbers are pytree leaves: changing or vmapping them does not recompile. Sizes and counts are
+    static.
 
     Attributes:
-      state: the state after the last step.
-      log: what happened at each step.
+      learning_rate: of Adam.
+      gamma: discount factor in [0, 1].
+      epsilon_start: probability of a random action at step 0.
+      epsilon_end: the same after the exploration fraction.
+      exploration_fraction: part of the run over which epsilon falls, in (0, 1].
+      max_grad_norm: the gradient is scaled down to this norm.
+      hidden: widths of the hidden layers (static).
+      buffer_size: transitions that the replay holds; the oldest are overwritten (static).
+      batch_size: transitions in a gradient step (static).
+      gradient_steps: gradient steps after each environment step (static).
+      learning_starts: steps with random actions and without learning (static).
+      target_update_interval: environment steps between copies to the target network (static).
     """
 
-    state: DQNState
-    log: DQNLog
+    learning_rate: Any = 1e-4
+    gamma: Any = 0.95
+    epsilon_start: Any = 1.0
+    epsilon_end: Any = 0.05
+    exploration_fraction: Any = 0.1
+    max_grad_norm: Any = 10.0
+    hidden: tuple[int, ...] = (64, 64)
+    buffer_size: int = 1_000_000
+    batch_size: int = 64
+    gradient_steps: int = 32
+    learning_starts: int = 100
+    target_update_interval: int = 10
 
+    def validate(self) -> DQN:
+        """Raises ValueError where a value is out of range; returns the learner.
 
-class QNetwork(nn.Module):
-    """ReLU network `[..., l]` -> `[..., A]`, with the initial weights of torch's `nn.Linear`."""
+        Values that are not known yet, inside jit, are not looked at.
+        """
+        for name in _COUNTS:
+            whole_number(name, getattr(self, name), 1, "It is a count.")
+        whole_number("learning_starts", self.learning_starts, 0, "It is a number of steps.")
+        remedy = "It is a tuple of layer widths, for example (64, 64)."
+        if not isinstance(self.hidden, tuple):
+            raise ValueError(f"hidden must be a tuple, got {self.hidden!r}. {remedy}")
+        for width in self.hidden:
+            whole_number("hidden", width, 1, remedy)
+        if not is_known(self):
+            return self
+        remedy = "paper_config(name) has the paper's values."
+        for name in ("learning_rate", "max_grad_norm"):
+            check_positive(name, getattr(self, name), remedy)
+        for name in ("gamma", "epsilon_start", "epsilon_end"):
+            require(name, getattr(self, name), lambda x: (x >= 0) & (x <= 1), "in [0, 1]", remedy)
+        share = self.exploration_fraction
+        require("exploration_fraction", share, lambda x: (x > 0) & (x <= 1), "in (0, 1]", remedy)
+        return self
 
-    hidden: tuple[int, ...]
-    num_actions: int
+    # The learner -------------------------------------------------------------------------------
 
-    @nn.compact
-    def __call__(self, obs: Array) -> Array:
-        x = obs
-        for index, width in enumerate((*self.hidden, self.num_actions)):
-            bound = x.shape[-1] ** -0.5
-            x = nn.Dense(width, kernel_init=_uniform(bound), bias_init=_uniform(bound))(x)
-            x = x if index == len(self.hidden) else nn.relu(x)
-        return x
+    def stages(self, num_steps: int) -> tuple[int, ...]:
+        """One: the replay has its full size from the beginning."""
+        return (num_steps,)
 
+    def begin(self, key: Array, task: Task, capacity: int, dtype: Any) -> DQNState:
+        """A fresh network and an empty replay, for a run of `capacity` steps; always float32."""
+        self.validate()
+        network = QNetwork(self.hidden, task.num_actions)
+        params = network.init(key, jnp.zeros(task.obs_dim, jnp.float32))
+        numbers = task.centre, task.half_width, task.reward_low, task.reward_high - task.reward_low
+        units = Units(*(jnp.asarray(each, jnp.float32) for each in numbers))
+        room = min(self.buffer_size, capacity)
+        obs, number = jnp.zeros((room, task.obs_dim), jnp.float32), jnp.zeros(room, jnp.float32)
+        replay = Replay(obs, jnp.zeros(room, jnp.int32), number, obs, jnp.zeros(room, bool))
+        opt_state = self._float32()._optimiser().init(params)
+        start, steps = jnp.zeros((), jnp.int32), jnp.asarray(capacity, jnp.int32)
+        return DQNState(DQNPolicy(network, params, units), params, opt_state, replay, start, steps)
 
-def _uniform(bound: float) -> Any:
-    def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any) -> Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
+    def act(self, key: Array, state: DQNState, obs: Array) -> tuple[Array, DQNState]:
+        """The action `[]` at one observation `[l]`: random with probability epsilon."""
+        draw_key, explore_key = jax.random.split(key)
+        is_random = jax.random.uniform(draw_key, dtype=jnp.float32) < self.epsilon(state)
+        is_random |= state.step < self.learning_starts
+        num_actions = state.policy.network.num_actions
+        drawn = jax.random.randint(explore_key, (), 0, num_actions, jnp.int32)
+        # A network that has diverged acts at random; `is_sound` says so.
+        greedy, _ = state.policy.act(key, (), obs)
+        return jnp.where(is_random | (greedy < 0), drawn, greedy), state
 
-    return init
-
-
-def _check_static(cfg: DQNConfig) -> None:
-    for name in ("buffer_size", "batch_size", "gradient_steps", "target_update_interval"):
-        checks.whole_number(name, getattr(cfg, name), 1, "It is a count.")
-    checks.whole_number("learning_starts", cfg.learning_starts, 0, "It is a number of environment steps.")
-    if not isinstance(cfg.hidden, tuple):
-        raise ValueError(f"hidden must be a tuple of widths, for example (64, 64), got {cfg.hidden!r}.")
-    for width in cfg.hidden:
-        checks.whole_number("hidden", width, 1, "It is a tuple of layer widths, for example (64, 64).")
-
-
-def raw_view(task: Task) -> Task:
-    """The same task with observations as the environment gives them."""
-    length = task.obs_dim
-    return dataclasses.replace(task, centre=np.zeros(length), half_width=np.ones(length), clips=False)
-
-
-def network(task: Task, cfg: DQNConfig) -> QNetwork:
-    """The Q-network for a task."""
-    return QNetwork(cfg.hidden, task.num_actions)
-
-
-def epsilon(cfg: DQNConfig, step: Array, num_steps: int) -> Array:
-    """Probability `[]` of a random action at step `step` (from 0) of a run of `num_steps`."""
-    progress = jnp.asarray(step, jnp.float32) / num_steps
-    falling = cfg.epsilon_start + progress * (cfg.epsilon_end - cfg.epsilon_start) / cfg.exploration_fraction
-    return jnp.where(progress > cfg.exploration_fraction, cfg.epsilon_end, falling)
-
-
-def td_target(net: QNetwork, cfg: DQNConfig, target_params: Any, batch: Replay) -> Array:
-    """r + gamma max_a Q_target(s', a) for a batch `[...]`; r alone where the task ended."""
-    next_values: Any = net.apply(target_params, batch.next_obs)
-    next_value = jnp.max(next_values, axis=-1)
-    return batch.reward + jnp.where(batch.terminated, 0.0, cfg.gamma * next_value)
-
-
-def td_loss(net: QNetwork, params: Any, batch: Replay, target: Array) -> Array:
-    """Mean smooth L1 distance `[]` between Q(s, a) and the target."""
-    values: Any = net.apply(params, batch.obs)
-    chosen = jnp.take_along_axis(values, batch.action[..., None], axis=-1)[..., 0]
-    return jnp.mean(optax.huber_loss(chosen, target, delta=1.0))
-
-
-def _optimiser(cfg: DQNConfig) -> optax.GradientTransformation:
-    return optax.chain(
-        optax.clip_by_global_norm(cfg.max_grad_norm),
-        optax.scale_by_adam(eps=1e-8),
-        optax.scale_by_learning_rate(cfg.learning_rate),
-    )
-
-
-def init(task: Task, cfg: DQNConfig, key: Array, capacity: int) -> DQNState:
-    """A fresh network and an empty replay with room for `capacity` transitions."""
-    cfg = _float32(cfg)
-    params = network(task, cfg).init(key, jnp.zeros(task.obs_dim, jnp.float32))
-    replay = Replay(
-        obs=jnp.zeros((capacity, task.obs_dim), jnp.float32),
-        action=jnp.zeros(capacity, jnp.int32),
-        reward=jnp.zeros(capacity, jnp.float32),
-        next_obs=jnp.zeros((capacity, task.obs_dim), jnp.float32),
-        terminated=jnp.zeros(capacity, bool),
-    )
-    return DQNState(params, params, _optimiser(cfg).init(params), replay)
-
-
-def learn(net: QNetwork, cfg: DQNConfig, state: DQNState, num_stored: Array, key: Array) -> tuple[DQNState, Array]:
-    """`gradient_steps` steps of Adam on batches drawn with replacement; returns the state and the mean loss `[]`."""
-    cfg = _float32(cfg)
-    optimiser = _optimiser(cfg)
-    index = jax.random.randint(key, (cfg.gradient_steps, cfg.batch_size), 0, num_stored)
-    batches = jax.tree.map(lambda stored: stored[index], state.replay)
-    if state.replay.reward.shape[0] < index.size:
-        # Cheaper to ask the target network about every stored successor once than about every drawn one.
-        targets = td_target(net, cfg, state.target_params, state.replay)[index]
-    else:
-        targets = td_target(net, cfg, state.target_params, batches)
-
-    def one(carry: Any, data: Any) -> tuple[Any, Array]:
-        params, opt_state = carry
-        loss, gradient = jax.value_and_grad(lambda params: td_loss(net, params, *data))(params)
-        change, opt_state = optimiser.update(gradient, opt_state)
-        return (optax.apply_updates(params, change), opt_state), loss
-
-    (params, opt_state), losses = lax.scan(one, (state.params, state.opt_state), (batches, targets))
-    return state._replace(params=params, opt_state=opt_state), jnp.mean(losses)
-
-
-def act(net: QNetwork, params: Any, obs: Array) -> Array:
-    """The greedy action `[]` at one raw observation `[l]`; -1 where a value is not a number."""
-    values: Any = net.apply(params, jnp.asarray(obs, jnp.float32))
-    return jnp.where(jnp.all(jnp.isfinite(values)), jnp.argmax(values), -1).astype(jnp.int32)
-
-
-class _Carry(NamedTuple):
-    state: DQNState
-    env_state: Any
-    obs: Array
-    episode_return: Array
-
-
-def train(task: Task, cfg: DQNConfig, key: Array, num_steps: int) -> DQNRun:
-    """Runs DQN for `num_steps` environment steps.
-
-    Pure: jit it (with `num_steps` static), vmap it over keys and over the numbers in `cfg`.
-    """
-    checks.whole_number("num_steps", num_steps, 1, "It is the number of environment steps.")
-    _check_static(cfg)
-    if is_known(cfg):
-        cfg.validate()
-    cfg = _float32(cfg)
-    raw, net = raw_view(task), network(task, cfg)
-    reset_key, init_key, step_key = jax.random.split(key, 3)
-    obs, env_state = raw.reset(reset_key)
-    capacity = min(cfg.buffer_size, num_steps)
-    carry = _Carry(init(task, cfg, init_key, capacity), env_state, obs, jnp.zeros(()))
-
-    def body(carry: _Carry, now: tuple[Array, Array]) -> tuple[_Carry, DQNLog]:
-        # The step counter comes with the scan and is the same for all seeds: under vmap each cond stays a branch.
-        t, key = now
-        draw_key, explore_key, env_key, learn_key = jax.random.split(key, 4)
-        is_random = (t < cfg.learning_starts) | (jax.random.uniform(draw_key, dtype=jnp.float32) < epsilon(cfg, t, num_steps))
-        drawn = jax.random.randint(explore_key, (), 0, task.num_actions, jnp.int32)
-        # A network that has diverged acts at random in the environment; the log's is_finite says so.
-        greedy = act(net, carry.state.params, carry.obs)
-        action = jnp.where(is_random | (greedy < 0), drawn, greedy)
-        step = raw.step(env_key, carry.env_state, action)
-
-        row = Replay(carry.obs, action, step.raw_reward, step.next_obs, step.terminated)
-        replay = jax.tree.map(lambda all, one: all.at[t % capacity].set(one.astype(all.dtype)), carry.state.replay, row)
-        is_due = (t + 1) % cfg.target_update_interval == 0
-        target_params = lax.cond(is_due, lambda new, old: new, lambda new, old: old, *carry.state[:2])
-        state = carry.state._replace(replay=replay, target_params=target_params)
+    def observe(
+        self, key: Array, state: DQNState, transition: Transition, truncated: Array, obs: Array
+    ) -> tuple[DQNState, Array, DQNInfo]:
+        """Stores a transition and learns; the state, the action at `obs` and diagnostics."""
+        learn_key, act_key = jax.random.split(key)
+        # Under vmap the counter of all seeds: each cond stays a branch.
+        t, units = largest(state.step), state.policy.units
+        room = state.replay.reward.shape[0]
+        row = Replay(
+            units.observation(transition.obs),
+            transition.action,
+            units.reward(transition.reward),
+            units.observation(transition.next_obs),
+            transition.terminated,
+        )
+        replay = jax.tree.map(
+            lambda all, one: all.at[t % room].set(jnp.asarray(one, all.dtype)), state.replay, row
+        )
+        target_params = lax.cond(
+            (t + 1) % self.target_update_interval == 0,
+            lambda new, old: new,
+            lambda new, old: old,
+            *(state.policy.params, state.target_params),
+        )
+        state = state._replace(replay=replay, target_params=target_params)
         state, loss = lax.cond(
-            t + 1 > cfg.learning_starts,
-            lambda state: learn(net, cfg, state, jnp.minimum(t + 1, capacity), learn_key),
+            t + 1 > self.learning_starts,
+            lambda state: self.learn(learn_key, state, jnp.minimum(t + 1, room)),
             lambda state: (state, jnp.zeros((), jnp.float32)),
             state,
         )
+        state = state._replace(step=state.step + 1)
+        return state, self.act(act_key, state, obs)[0], DQNInfo(loss, jnp.isfinite(loss))
 
-        total = carry.episode_return + step.raw_reward
-        log = DQNLog(action, step.raw_reward, step.terminated, step.truncated, total, loss, jnp.isfinite(loss))
-        is_over = step.terminated | step.truncated
-        return _Carry(state, step.env_state, step.obs, jnp.where(is_over, 0.0, total)), log
+    def policy(self, state: DQNState, is_end: bool) -> DQNPolicy:
+        return state.policy
 
-    steps = jnp.arange(num_steps, dtype=jnp.int32)
-    carry, log = lax.scan(body, carry, (steps, jax.random.split(step_key, num_steps)))
-    return DQNRun(carry.state, log)
+    # Its parts ---------------------------------------------------------------------------------
+
+    def epsilon(self, state: DQNState) -> Array:
+        """Probability `[]` of a random action."""
+        progress = state.step.astype(jnp.float32) / state.num_steps
+        share = progress / self.exploration_fraction
+        falling = self.epsilon_start + share * (self.epsilon_end - self.epsilon_start)
+        return jnp.where(progress > self.exploration_fraction, self.epsilon_end, falling)
+
+    def learn(self, key: Array, state: DQNState, num_stored: Any) -> tuple[DQNState, Array]:
+        """`gradient_steps` steps of Adam on batches of the replay; the state and the mean loss."""
+        cfg, network = self._float32(), state.policy.network
+        optimiser = cfg._optimiser()
+        index = jax.random.randint(key, (cfg.gradient_steps, cfg.batch_size), 0, num_stored)
+        batches = jax.tree.map(lambda stored: stored[index], state.replay)
+
+        def target(batch: Replay) -> Array:
+            values: Any = network.apply(state.target_params, batch.next_obs)
+            after = jnp.where(batch.terminated, 0.0, cfg.gamma * jnp.max(values, axis=-1))
+            return batch.reward + after
+
+        # Cheaper on every stored successor once than on every drawn one, where fewer are stored.
+        is_small = state.replay.reward.shape[0] < index.size
+        targets = target(state.replay)[index] if is_small else target(batches)
+
+        def loss_of(params: Any, batch: Replay, targets: Array) -> Array:
+            values: Any = network.apply(params, batch.obs)
+            chosen = jnp.take_along_axis(values, batch.action[..., None], axis=-1)[..., 0]
+            return jnp.mean(optax.huber_loss(chosen, targets, delta=1.0))
+
+        def one(carry: Any, data: Any) -> tuple[Any, Array]:
+            params, opt_state = carry
+            loss, gradient = jax.value_and_grad(loss_of)(params, *data)
+            change, opt_state = optimiser.update(gradient, opt_state)
+            return (optax.apply_updates(params, change), opt_state), loss
+
+        start = state.policy.params, state.opt_state
+        (params, opt_state), losses = lax.scan(one, start, (batches, targets))
+        policy = dataclasses.replace(state.policy, params=params)
+        return state._replace(policy=policy, opt_state=opt_state), jnp.mean(losses)
+
+    def _optimiser(self) -> optax.GradientTransformation:
+        return optax.chain(
+            optax.clip_by_global_norm(self.max_grad_norm),
+            optax.scale_by_adam(eps=1e-8),
+            optax.scale_by_learning_rate(self.learning_rate),
+        )
+
+    def _float32(self) -> DQN:
+        """With its numbers in float32: a strong float64 would promote the network."""
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), self)
 
 
-def evaluate(task: Task, cfg: DQNConfig, state: DQNState, key: Array, num_episodes: int = 100) -> Array:
-    """Undiscounted raw returns `[num_episodes]` of the greedy policy, without learning."""
-    checks.whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
-    net = network(task, cfg)
-    return rollout_returns(raw_view(task), lambda obs, key: act(net, state.params, obs), key, num_episodes)
+# learning_rate, epsilon_end, exploration_fraction, buffer_size of RL Baselines3 Zoo.
+_ZOO = {
+    "MountainCar-v0": (4e-3, 0.07, 0.2, 10_000),
+    "Acrobot-v1": (6.3e-4, 0.1, 0.12, 50_000),
+    "CartPole-v0": (2.3e-3, 0.04, 0.16, 100_000),
+    "CartPole-v1": (2.3e-3, 0.04, 0.16, 100_000),
+}
 
 
-def _float32(cfg: DQNConfig) -> DQNConfig:
-    """The config with its numbers in float32: a strong float64 would promote the network."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), cfg)
+def paper_config(task_name: str) -> DQN:
+    """DQN with the parameters of the paper's comparison for one of its tasks."""
+    if task_name == "Pendulum-v1":
+        return DQN()  # the zoo has no discrete Pendulum: the defaults of Stable-Baselines3
+    if task_name not in _ZOO:
+        raise ValueError(
+            f"the paper has no DQN parameters for {task_name!r}. Known: {', '.join(_ZOO)}, "
+            "Pendulum-v1. For another task use DQN(learning_rate=..., hidden=(64, 64))."
+        )
+    rate, epsilon, fraction, size = _ZOO[task_name]
+    return DQN(
+        learning_rate=rate,
+        epsilon_end=epsilon,
+        exploration_fraction=fraction,
+        buffer_size=size,
+        hidden=(256, 256),
+    )

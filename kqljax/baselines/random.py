@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from kqljax import checks
-from kqljax.pytrees import register
-from kqljax.rollout import StepLog, rollout_returns
+from kqljax._arrays import register
 from kqljax.tasks import Task
 
 Array = jax.Array
@@ -19,62 +16,42 @@ Array = jax.Array
 
 @register
 @dataclasses.dataclass(frozen=True)
-class RandomConfig:
-    """A random policy has nothing to set."""
-
-
-class RandomState(NamedTuple):
-    """A random policy learns nothing.
+class RandomPolicy:
+    """Draws every action with the same probability.
 
     Attributes:
-      num_steps: `[]` int32, steps taken.
+      num_actions: `[]` int32, A.
     """
 
-    num_steps: Array
+    num_actions: Any
+
+    def begin(self, key: Array) -> tuple[()]:
+        """What is remembered within an episode: nothing."""
+        return ()
+
+    def act(self, key: Array, memory: Any, obs: Array) -> tuple[Array, Any]:
+        """Actions `[]` or `[n]` int32 at observations `[l]` or `[n, l]`."""
+        return jax.random.randint(key, obs.shape[:-1], 0, self.num_actions, jnp.int32), memory
 
 
-class RandomRun(NamedTuple):
-    """Result of `train`.
+@register
+@dataclasses.dataclass(frozen=True)
+class Random:
+    """A learner that acts at random and learns nothing; its state is its policy."""
 
-    Attributes:
-      state: steps taken.
-      log: what happened at each step.
-    """
+    def stages(self, num_steps: int) -> tuple[int, ...]:
+        return (num_steps,)
 
-    state: RandomState
-    log: StepLog
+    def begin(self, key: Array, task: Task, capacity: int, dtype: Any) -> RandomPolicy:
+        return RandomPolicy(jnp.asarray(task.num_actions, jnp.int32))
 
+    def act(self, key: Array, state: RandomPolicy, obs: Array) -> tuple[Array, RandomPolicy]:
+        return state.act(key, (), obs)[0], state
 
-def default_config(task: Task) -> RandomConfig:
-    """The only config there is."""
-    return RandomConfig()
+    def observe(
+        self, key: Array, state: RandomPolicy, transition: Any, truncated: Array, obs: Array
+    ) -> tuple[RandomPolicy, Array, tuple[()]]:
+        return state, self.act(key, state, obs)[0], ()
 
-
-def act(num_actions: int, key: Array) -> Array:
-    """A uniformly drawn action `[]`."""
-    return jax.random.randint(key, (), 0, num_actions, jnp.int32)
-
-
-def train(task: Task, cfg: RandomConfig, key: Array, num_steps: int) -> RandomRun:
-    """Takes `num_steps` random steps; the log is a learning curve without learning."""
-    checks.whole_number("num_steps", num_steps, 1, "It is the number of environment steps.")
-    reset_key, step_key = jax.random.split(key)
-    _, env_state = task.reset(reset_key)
-
-    def body(carry: Any, key: Array) -> tuple[Any, StepLog]:
-        env_state, episode_return = carry
-        act_key, env_key = jax.random.split(key)
-        action = act(task.num_actions, act_key)
-        step = task.step(env_key, env_state, action)
-        episode_return = episode_return + step.raw_reward
-        log = StepLog(action, step.raw_reward, step.terminated, step.truncated, episode_return)
-        return (step.env_state, jnp.where(step.terminated | step.truncated, 0.0, episode_return)), log
-
-    _, log = lax.scan(body, (env_state, jnp.zeros(())), jax.random.split(step_key, num_steps))
-    return RandomRun(RandomState(jnp.asarray(num_steps, jnp.int32)), log)
-
-
-def evaluate(task: Task, cfg: RandomConfig, state: RandomState, key: Array, num_episodes: int = 100) -> Array:
-    """Undiscounted raw returns `[num_episodes]` of the random policy."""
-    checks.whole_number("num_episodes", num_episodes, 1, "It is the number of evaluation episodes.")
-    return rollout_returns(task, lambda obs, key: act(task.num_actions, key), key, num_episodes)
+    def policy(self, state: RandomPolicy, is_end: bool) -> RandomPolicy:
+        return state

@@ -1,7 +1,11 @@
-"""What comes out of an experiment: statistics over seeds, results files, tables and figures.
+"""Reports: statistics over seeds, learning curves, maps of an agent, its page and GIF.
 
-Everything here reads the document that `kqljax table1` writes (`records.py` says what is in it), so tables and figures
-can be made again from a stored `table1.json` without running anything.
+statistics   IQM and bootstrap intervals, one number a seed
+curves       learning curves over seeds, as a figure
+maps         value, spread and policy of an agent over two entries of the observation
+agent_page   one HTML page of an agent
+sweeps       the best settings of a sweep and its figure
+gif          an episode of an agent as a GIF
 """
 
 from kqljax.report.statistics import Pooled, Summary, pooled, summarise, to_rliable

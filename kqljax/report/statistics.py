@@ -1,7 +1,8 @@
 """Statistics with seeds as the unit.
 
-Episodes of one trained policy are not independent looks at an algorithm, so every interval here is over seeds: one number
-a seed goes in. The pooled mean and standard deviation over episodes are kept apart, because the paper prints those.
+Episodes of one trained policy are not independent samples of an algorithm, so every interval here
+is over seeds: one number a seed goes in. The pooled mean and standard deviation over episodes are
+kept apart, because the paper prints those.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Summary(NamedTuple):
     Attributes:
       iqm: interquartile mean, the mean without the lowest and the highest quarter of the seeds.
       mean, median, min, max: over seeds.
-      low, high: 95% percentile-bootstrap interval of the IQM over seeds. It is too narrow for a handful of seeds.
+      low, high: 95% percentile-bootstrap interval of the IQM over seeds. It is too narrow for a
+        handful of seeds.
       num_seeds: how many seeds there are.
     """
 
@@ -50,7 +52,11 @@ class Pooled(NamedTuple):
 
 
 def summarise(
-    per_seed_means: Any, seeds: Sequence[int] | None = None, *, resamples: int = RESAMPLES, rng_seed: int = 0
+    per_seed_means: Any,
+    seeds: Sequence[int] | None = None,
+    *,
+    resamples: int = RESAMPLES,
+    rng_seed: int = 0,
 ) -> Summary:
     """IQM, order statistics and a bootstrap interval of one number a seed.
 
@@ -67,7 +73,9 @@ def summarise(
     """
     values = np.asarray(per_seed_means, np.float64)
     if values.ndim != 1:
-        raise ValueError(f"per_seed_means must be one number a seed, shape [S], got shape {values.shape}.")
+        raise ValueError(
+            f"per_seed_means must be one number a seed, shape [S], got shape {values.shape}."
+        )
     if values.size == 0:
         raise ValueError("per_seed_means is empty: a summary needs at least one seed.")
     if seeds is not None and len(seeds) != values.size:
@@ -91,7 +99,9 @@ def _check_finite(values: np.ndarray, seeds: Sequence[int] | None) -> None:
     if wrong.size:
         first = int(wrong[0])
         which = f"seed {seeds[first]}" if seeds is not None else f"the seed at position {first}"
-        raise ValueError(f"{which} has the mean {values[first]}: leave it out knowingly or run it again.")
+        raise ValueError(
+            f"{which} has the mean {values[first]}: leave it out knowingly or run it again."
+        )
 
 
 def _bootstrap_interval(values: np.ndarray, resamples: int, rng_seed: int) -> tuple[float, float]:
@@ -100,11 +110,10 @@ def _bootstrap_interval(values: np.ndarray, resamples: int, rng_seed: int) -> tu
     if values.size == 1:
         return float(values[0]), float(values[0])
     rng = np.random.default_rng(rng_seed)
-    rows = max(1, _BLOCK // values.size)
-    iqms = [
-        stats.trim_mean(values[rng.integers(0, values.size, (min(rows, resamples - start), values.size))], 0.25, axis=1)
-        for start in range(0, resamples, rows)
-    ]
+    rows, iqms = max(1, _BLOCK // values.size), []
+    for start in range(0, resamples, rows):
+        drawn = rng.integers(0, values.size, (min(rows, resamples - start), values.size))
+        iqms.append(stats.trim_mean(values[drawn], 0.25, axis=1))
     low, high = np.percentile(np.concatenate(iqms), [2.5, 97.5])
     return float(low), float(high)
 
@@ -132,8 +141,10 @@ def pooled(mean: Any, std: Any, n: Any) -> Pooled:
     return Pooled(float(centre), float(np.sqrt(variance)))
 
 
-def to_rliable(results: Iterable[Mapping[str, Any]], tasks: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Records of `table1.json` in the layout of the rliable library: algorithm -> `[runs, tasks]`.
+def to_rliable(
+    results: Iterable[Mapping[str, Any]], tasks: Sequence[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Results in the layout of the rliable library: algorithm -> `[runs, tasks]`.
 
     Args:
       results: records with `task`, `algorithm`, `seed`, `return_mean`.
@@ -144,7 +155,7 @@ def to_rliable(results: Iterable[Mapping[str, Any]], tasks: Sequence[str] | None
     results = list(results)
     if not results:
         raise ValueError("there are no results to export.")
-    tasks = list(dict.fromkeys(record["task"] for record in results)) if tasks is None else list(tasks)
+    tasks = list(dict.fromkeys(each["task"] for each in results)) if tasks is None else list(tasks)
     cells: dict[str, dict[tuple[int, str], float]] = {}
     for record in results:
         cell = cells.setdefault(record["algorithm"], {})
@@ -157,7 +168,8 @@ def to_rliable(results: Iterable[Mapping[str, Any]], tasks: Sequence[str] | None
         seeds = sorted({seed for seed, task in cell if task in tasks})
         missing = [(seed, task) for seed in seeds for task in tasks if (seed, task) not in cell]
         if missing or not seeds:
-            where = f"seed {missing[0][0]} on {missing[0][1]}" if missing else f"any of {', '.join(tasks)}"
+            where = "seed {} on {}".format(*missing[0]) if missing else f"any of {tasks}"
             raise ValueError(f"{algorithm} has no result for {where}: every run needs all tasks.")
-        layout[algorithm] = np.array([[cell[seed, task] for task in tasks] for seed in seeds], np.float64)
+        rows = [[cell[seed, task] for task in tasks] for seed in seeds]
+        layout[algorithm] = np.array(rows, np.float64)
     return layout

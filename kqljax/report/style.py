@@ -1,7 +1,7 @@
-"""What all figures share.
+"""Canvas, legend and colours of all figures.
 
-Matplotlib is the extra `plots` and is imported when a figure is made. Figures are drawn on canvases of their own, so
-neither the backend nor the global style of the calling program is touched.
+Matplotlib is the extra `plots` and is imported when a figure is made. Figures have canvases of
+their own: neither the backend nor the style of the calling program is touched.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kqljax.files import replace_file
+from kqljax.io import replace_file
 
-INK, QUIET = "#222222", "#8C8C8C"
+INK, QUIET, RULE = "#222222", "#8C8C8C", "#E8E8E8"
 
 
 def require_matplotlib() -> None:
     """Raises ImportError with the remedy where the extra is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("figures need matplotlib, the extra `plots`: pip install 'kqljax[plots]'.")
+        raise ImportError("figures need matplotlib: pip install 'kqljax[plots]'.")
 
 
-def panels(count: int, width: float, height: float, share_y: bool, columns: int = 2) -> tuple[Any, list[Any]]:
+def panels(
+    count: int, width: float, height: float, share_y: bool, columns: int = 2
+) -> tuple[Any, list[Any]]:
     """A figure with `count` panels, at most `columns` in a row."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -37,10 +39,10 @@ def panels(count: int, width: float, height: float, share_y: bool, columns: int 
 
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = Shown(figsize=(width * columns, height * rows + 0.6), dpi=160, layout="constrained")
+    size = width * columns, height * rows + 0.6
+    figure = Shown(figsize=size, dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
-    cells = list(grid.flat)
+    cells = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
     for spare in cells[count:]:
         spare.set_visible(False)
     for panel in cells[:count]:
@@ -52,11 +54,22 @@ def panels(count: int, width: float, height: float, share_y: bool, columns: int 
     return figure, cells[:count]
 
 
+def label(panel: Any, title: str = "", x: str = "", y: str = "") -> None:
+    """Title and names of the axes, where given."""
+    if title:
+        panel.set_title(title, loc="left", fontsize=10.5, color=INK)
+    if x:
+        panel.set_xlabel(x, fontsize=9, color=INK)
+    if y:
+        panel.set_ylabel(y, fontsize=9, color=INK)
+
+
 def finish(figure: Any, marks: Sequence[Any], note: str) -> Any:
     """The figure with a legend below, under a note."""
     # A wide figure has room for the legend in one line, a single panel has not.
     columns = max(1, len(marks)) if figure.get_figwidth() > 7 else 1
-    legend = figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, title=note)
+    place = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 9}
+    legend = figure.legend(handles=marks, title=note, **place)
     legend.get_title().set(fontsize=9, color=INK)
     return figure
 

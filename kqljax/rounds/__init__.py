@@ -1,17 +1,19 @@
-"""Learning in rounds: keep the transitions, fit everything anew from them now and then, act until the next round.
+"""Learning in rounds: keep the transitions, fit everything anew from them now and then, act until
+the next round.
 
-Fitted Q-iteration with KQL's regression and KQL's optimism. Algorithm 1 of the paper, exact and step by step, is
-`kqljax.kql_step`; this is another learner, for people who want every seed to learn. `docs/recipe.md` says what it is made of.
+Fitted Q-iteration with KQL's regression and KQL's optimism. Algorithm 1 of the paper, exact and
+step by step, is `kqljax.kql_step`; this is another learner, for people who want every seed to
+learn. `docs/recipe.md` says what it is made of.
 
-    run = kqljax.rounds.train(key, task, kqljax.rounds.DEFAULT, num_steps=1000)
-    returns = kqljax.rounds.evaluate(key, task, run.policy, num_episodes=100)
+    run = kqljax.train(key, task, kqljax.rounds.DEFAULT, num_steps=1000)
+    returns = kqljax.evaluate(key, task, run, num_episodes=100)
 """
 
 from kqljax.rounds.fit import CPU_COMPILER_OPTIONS, Fit, fit
 from kqljax.rounds.policy import Policy, Values
 from kqljax.rounds.recipe import DEFAULT, Recipe
+from kqljax.rounds.rounds import Rounds, RoundsInfo, RoundsState
 from kqljax.rounds.schedule import schedule
-from kqljax.rounds.training import Run, RunLog, evaluate, train
 from kqljax.rounds.transitions import Transitions
 
 __all__ = [
@@ -20,12 +22,11 @@ __all__ = [
     "Fit",
     "Policy",
     "Recipe",
-    "Run",
-    "RunLog",
+    "Rounds",
+    "RoundsInfo",
+    "RoundsState",
     "Transitions",
     "Values",
-    "evaluate",
     "fit",
     "schedule",
-    "train",
 ]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kqljax.arrays import dot
+from kqljax._arrays import dot
 from kqljax.rounds.transitions import Transitions
 
 Array = jax.Array
@@ -53,7 +53,9 @@ def rewards_of(transitions: Transitions, gamma: Any, rows: int) -> Rewards:
 
 
 class Backups(NamedTuple):
-    """Attributes: `value` `[n]` V at the successors, `made` `[]` int32, how many, `change` `[]` of the last."""
+    """Attributes: `value` `[n]` V at the successors, `made` `[]` int32, how many, `change` `[]` of
+    the last.
+    """
 
     value: Array
     made: Array
@@ -61,9 +63,18 @@ class Backups(NamedTuple):
 
 
 def back_up(
-    weights: Array, successors: Array, bonus: Array, rewards: Rewards, value: Array, *, cap: Any, most: Any, tolerance: Any
+    weights: Array,
+    successors: Array,
+    bonus: Array,
+    rewards: Rewards,
+    value: Array,
+    *,
+    cap: Any,
+    most: Any,
+    tolerance: Any,
 ) -> Backups:
-    """V <- clip(max_a (f^T w(V) + bonus), 0, cap) until it changes by less than `tolerance`, at most `most` times.
+    """V <- clip(max_a (f^T w(V) + bonus), 0, cap) until it changes by less than `tolerance`, at
+    most `most` times.
 
     In float32: a value needs no more digits, and the arrays are read hundreds of times.
 
@@ -74,8 +85,12 @@ def back_up(
       value: `[n]` to begin with.
     """
     short = jnp.float32
-    weights, successors, bonus, value = (each.astype(short) for each in (weights, successors, bonus, value))
-    rewards = jax.tree.map(lambda column: column if column.dtype == bool else column.astype(short), rewards)
+    weights, successors, bonus, value = (
+        each.astype(short) for each in (weights, successors, bonus, value)
+    )
+    rewards = jax.tree.map(
+        lambda column: column if column.dtype == bool else column.astype(short), rewards
+    )
     blocks, height, width = successors.shape
     flat, bonus = successors.reshape(blocks * height, width), bonus.reshape(-1)
     groups = blocks, -1, value.shape[0] // blocks
@@ -91,4 +106,6 @@ def back_up(
         return (carry.change >= tolerance) & (carry.made < most)
 
     value = jnp.where(rewards.is_stored, value, 0.0)
-    return lax.while_loop(is_going, sweep, Backups(value, jnp.int32(0), jnp.full((), jnp.inf, short)))
+    return lax.while_loop(
+        is_going, sweep, Backups(value, jnp.int32(0), jnp.full((), jnp.inf, short))
+    )

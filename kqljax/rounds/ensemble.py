@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import dot, few_columns
+from kqljax._arrays import dot, few_columns
 from kqljax.rounds.backups import back_up, rewards_of
 from kqljax.rounds.pairs import stored_pairs
 from kqljax.rounds.recipe import Recipe
@@ -51,7 +51,9 @@ class Ensemble(NamedTuple):
 
 
 class Centres(NamedTuple):
-    """Attributes: `pivot` `[m]` int32, stored pairs; `is_used` `[m]` bool; `blocks` `[]` int32 in use."""
+    """Attributes: `pivot` `[m]` int32, stored pairs; `is_used` `[m]` bool; `blocks` `[]` int32 in
+    use.
+    """
 
     pivot: Array
     is_used: Array
@@ -76,14 +78,17 @@ class EnsembleFit(NamedTuple):
     is_finite: Array
 
 
-def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_blocks: Any = None) -> EnsembleFit:
+def fit_ensemble(
+    recipe: Recipe, transitions: Transitions, scales: Scales, most_blocks: Any = None
+) -> EnsembleFit:
     """Fits every member to all transitions, each with backups of its own.
 
-    How a regression extrapolates is mostly a matter of its width, which the transitions leave open. Where the data decide, the
-    members agree; elsewhere their mistakes differ and average out.
+    How a regression extrapolates is mostly a matter of its width, which the transitions leave open.
+    Where the data decide, the members agree; elsewhere their mistakes differ and average out.
 
     Args:
-      most_blocks: `[]` int32, fewer blocks of centres than the recipe has; where a quick fit is enough.
+      most_blocks: `[]` int32, fewer blocks of centres than the recipe has; where a quick fit is
+        enough.
     """
     pairs = stored_pairs(transitions, scales.displacement)
     rows = pairs.rows
@@ -117,7 +122,9 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
             width = column_blocks * block
             features, successors = regression.dense(found, rows, row_blocks, width)
             successors = successors.astype(jnp.float32)
-            operator = regression.ridge_on_features(features, recipe.finish_ridge).operator(features)
+            operator = regression.ridge_on_features(features, recipe.finish_ridge).operator(
+                features
+            )
             part = rewards.first(row_blocks * rows.size)
             done = back_up(
                 operator,
@@ -152,7 +159,9 @@ def fit_ensemble(recipe: Recipe, transitions: Transitions, scales: Scales, most_
     (chosen, _, _), (weights, value, count) = lax.scan(member, start, scaled)
     back = jnp.argsort(jnp.asarray(turns))
     order, blocks = used_first(chosen.is_used, block)
-    place, action = (each[chosen.pivot[order]] for each in (pairs.stored_place, pairs.stored_action))
+    place, action = (
+        each[chosen.pivot[order]] for each in (pairs.stored_place, pairs.stored_action)
+    )
     coupling = agree(jnp.arange(transitions.num_actions), action, recipe.finish_coupling)
     coupling = coupling.astype(dtype) * chosen.is_used[order]
     moved = scales.displacement
@@ -200,7 +209,8 @@ def member_values(recipe: Recipe, ensemble: Ensemble, obs: Array) -> Array:
         values = []
         for i in range(recipe.members):
             kernel = lax.integer_pow(jnp.maximum(kernel, 1e-12), recipe.ratio) if i else kernel
-            # The barrier writes the kernel down. Without it XLA computes every member's from exp on.
+            # The barrier writes the kernel down. Without it XLA computes every member's from exp
+            # on.
             kernel = lax.optimization_barrier(kernel)
             values.append(few_columns(kernel, weights[i].T))
         return total + jnp.stack(values)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from kqljax.errors import describe
+from kqljax._checks import describe
 from kqljax.rounds.policy import Policy
 from kqljax.rounds.recipe import Recipe
 from kqljax.rounds.round import Due, Player, begin, nobody
@@ -19,7 +19,9 @@ CPU_COMPILER_OPTIONS = {
     "xla_backend_optimization_level": 1,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
-"""For `jax.jit(..., compiler_options=)` on a CPU: a run compiles in half of the time, and takes less time too."""
+"""For `jax.jit(..., compiler_options=)` on a CPU: a run compiles in half of the time, and takes
+less time too.
+"""
 
 
 class Fit(NamedTuple):
@@ -28,9 +30,10 @@ class Fit(NamedTuple):
     Attributes:
       policy: the finished policy.
       backups: `[]` int32, backups of the learner.
-      optimism_gap: `[]` how much more the learner promises than the ensemble holds, as a share of the cap, on average over the
-        states reached.
-      is_finite: `[]` bool, whether every number came out finite. Where it is False the policy answers -1.
+      optimism_gap: `[]` how much more the learner promises than the ensemble holds, as a share of
+        the cap, on average over the states reached.
+      is_finite: `[]` bool, whether every number came out finite. Where it is False the policy
+        answers -1.
     """
 
     policy: Policy
@@ -50,9 +53,10 @@ def require_float64() -> None:
     """Raises ValueError where jax computes in float32."""
     if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise ValueError(
-            "learning in rounds factors Gram matrices that float32 cannot factor (their smallest eigenvalues are 1e-7 of the "
-            'largest). Call jax.config.update("jax_enable_x64", True) when the program begins. Acting needs no float64: '
-            "policy.astype(jnp.float32)."
+            "learning in rounds factors Gram matrices that float32 cannot factor (their smallest "
+            "eigenvalues are 1e-7 of the "
+            'largest). Call jax.config.update("jax_enable_x64", True) when the program begins. '
+            "Acting needs no float64: policy.astype(jnp.float32)."
         )
 
 
@@ -60,8 +64,8 @@ def check_recipe(recipe: Recipe) -> None:
     """Raises ValueError for what is not a recipe, or holds numbers that cannot work."""
     if not isinstance(recipe, Recipe):
         raise ValueError(
-            f"recipe must be a kqljax.rounds.Recipe, got {describe(recipe)}. Take kqljax.rounds.DEFAULT, or "
-            "dataclasses.replace(kqljax.rounds.DEFAULT, gamma=0.95)."
+            f"recipe must be a kqljax.rounds.Recipe, got {describe(recipe)}. Take "
+            "kqljax.rounds.DEFAULT, or dataclasses.replace(kqljax.rounds.DEFAULT, gamma=0.95)."
         )
     recipe.validate()
 
@@ -82,8 +86,8 @@ def fit(key: Array | None, recipe: Recipe, transitions: Transitions) -> Fit:
       >>> obs = rng.uniform(-1.0, 1.0, (20, 1))
       >>> action = rng.integers(0, 2, 20)
       >>> data = rounds.Transitions.of(
-      ...     obs, action, reward=(obs[:, 0] > 0.5), next_obs=np.clip(obs + 0.2 * (2 * action[:, None] - 1), -1, 1),
-      ...     terminated=np.zeros(20, bool), num_actions=2,
+      ...     obs, action, reward=(obs[:, 0] > 0.5), terminated=np.zeros(20, bool), num_actions=2,
+      ...     next_obs=np.clip(obs + 0.2 * (2 * action[:, None] - 1), -1, 1),
       ... )
       >>> found = jax.jit(rounds.fit)(None, rounds.DEFAULT, data)
       >>> action, _ = found.policy.act(None, (), jnp.array([0.0]))
@@ -95,8 +99,11 @@ def fit(key: Array | None, recipe: Recipe, transitions: Transitions) -> Fit:
     check_recipe(recipe)
     if not isinstance(transitions, Transitions):
         raise ValueError(
-            f"transitions must be kqljax.rounds.Transitions, got {describe(transitions)}. Make them with Transitions.of."
+            f"transitions must be kqljax.rounds.Transitions, got {describe(transitions)}. Make "
+            "them with Transitions.of."
         )
     transitions.validate()
     due = Due(scales=transitions.count >= recipe.first_fit, finish=True, last=True)
-    return make_fit(recipe, begin(recipe, transitions, nobody(recipe, transitions, 1), due, most_new=1))
+    return make_fit(
+        recipe, begin(recipe, transitions, nobody(recipe, transitions, 1), due, most_new=1)
+    )

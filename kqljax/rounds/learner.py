@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import dot
+from kqljax._arrays import dot
 from kqljax.rounds.backups import back_up, rewards_of
 from kqljax.rounds.pairs import stored_pairs
 from kqljax.rounds.recipe import Recipe
@@ -28,15 +28,19 @@ class Learner(NamedTuple):
 
     Attributes:
       place: `[m, l]` centres, places p = s + d_a.
-      coupling: `[A, m]` 1 where an action is the centre's, less elsewhere, 0 where a centre is not used.
-      whiten: `[2 m, m]` takes kernels k to the features f and to the part of them that the data leave open, sqrt(ridge) L^-1 f.
+      coupling: `[A, m]` 1 where an action is the centre's, less elsewhere, 0 where a centre is not
+        used.
+      whiten: `[2 m, m]` takes kernels k to the features f and to the part of them that the data
+        leave open, sqrt(ridge) L^-1 f.
       weights: `[m]` the mean is k^T weights.
       new_place: `[c, l]` pairs since the round began; they count for widths, not for values.
       new_action: `[c]`.
       new_features: `[c, 2 m]` whiten k of each.
-      new_whiten: `[c, c]` inverse Cholesky factor of their covariance, given the round's pairs, plus the ridge.
+      new_whiten: `[c, c]` inverse Cholesky factor of their covariance, given the round's pairs,
+        plus the ridge.
       num_new: `[]` int32.
-      is_clipped: `[]` bool; until a first end is stored values are not cut off at the cap, where they would all be equal.
+      is_clipped: `[]` bool; until a first end is stored values are not cut off at the cap, where
+        they would all be equal.
     """
 
     place: Array
@@ -52,7 +56,9 @@ class Learner(NamedTuple):
 
 
 class LearnerFit(NamedTuple):
-    """Attributes: `learner`; `value` `[N]` V(s') after the backups, 0 elsewhere; `backups` `[]` int32; `is_finite` `[]`."""
+    """Attributes: `learner`; `value` `[N]` V(s') after the backups, 0 elsewhere; `backups` `[]`
+    int32; `is_finite` `[]`.
+    """
 
     learner: Learner
     value: Array
@@ -60,8 +66,12 @@ class LearnerFit(NamedTuple):
     is_finite: Array
 
 
-@functools.partial(jax.jit, static_argnames="most_new")  # traced once, however often a program asks for it
-def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, most_new: int) -> LearnerFit:
+@functools.partial(
+    jax.jit, static_argnames="most_new"
+)  # traced once, however often a program asks for it
+def fit_learner(
+    recipe: Recipe, transitions: Transitions, scales: Scales, most_new: int
+) -> LearnerFit:
     """Fits the learner to all transitions.
 
     Args:
@@ -106,7 +116,10 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, most_n
     lower = regression.solve_lower(found.lower, identity)
     whiten = jnp.concatenate([lower, jnp.sqrt(recipe.ridge) * dot(inverse, lower)])
     centre_action = pairs.stored_action[found.pivot]
-    coupling = agree(jnp.arange(transitions.num_actions), centre_action, recipe.coupling).astype(dtype) * found.is_used
+    coupling = (
+        agree(jnp.arange(transitions.num_actions), centre_action, recipe.coupling).astype(dtype)
+        * found.is_used
+    )
     learner = Learner(
         place=pairs.stored_place[found.pivot],
         coupling=coupling,
@@ -119,7 +132,11 @@ def fit_learner(recipe: Recipe, transitions: Transitions, scales: Scales, most_n
         num_new=jnp.int32(0),
         is_clipped=jnp.any(transitions.ended),
     )
-    is_finite = jnp.all(jnp.isfinite(learner.weights)) & jnp.all(jnp.isfinite(whiten)) & jnp.all(jnp.isfinite(value))
+    is_finite = (
+        jnp.all(jnp.isfinite(learner.weights))
+        & jnp.all(jnp.isfinite(whiten))
+        & jnp.all(jnp.isfinite(value))
+    )
     return LearnerFit(learner, value[: transitions.capacity], count, is_finite)
 
 
@@ -154,8 +171,15 @@ def query(recipe: Recipe, learner: Learner, scales: Scales, obs: Array) -> Query
     sign = jnp.where(jnp.arange(features.shape[1]) < learner.weights.size, 1.0, -1.0)
     cross = jnp.where(is_new, cross - dot(features * sign, learner.new_features.T), 0.0)
     whitened = dot(cross, learner.new_whiten.T)
-    variance = 1.0 - jnp.sum(spanned**2, axis=1) + jnp.sum(opened**2, axis=1) - jnp.sum(whitened**2, axis=1)
-    return Query(dot(kernel, learner.weights), jnp.maximum(variance, 0.0), place, features, whitened)
+    variance = (
+        1.0
+        - jnp.sum(spanned**2, axis=1)
+        + jnp.sum(opened**2, axis=1)
+        - jnp.sum(whitened**2, axis=1)
+    )
+    return Query(
+        dot(kernel, learner.weights), jnp.maximum(variance, 0.0), place, features, whitened
+    )
 
 
 def optimistic(recipe: Recipe, learner: Learner, found: Query) -> Array:
@@ -166,7 +190,9 @@ def optimistic(recipe: Recipe, learner: Learner, found: Query) -> Array:
 
 
 def append(recipe: Recipe, learner: Learner, found: Query, action: Array) -> Learner:
-    """The learner with the pair (s, a) that `found` was asked of; it counts for widths from now on."""
+    """The learner with the pair (s, a) that `found` was asked of; it counts for widths from now
+    on.
+    """
     at = learner.num_new
     whitened = found.whitened[action]
     pivot = jnp.sqrt(found.variance[action] + recipe.ridge)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import dot
+from kqljax._arrays import dot
 from kqljax.rounds.ensemble import BLOCK, Centres, Ensemble, member_values, used_first
 from kqljax.rounds.pairs import padded, stored_pairs
 from kqljax.rounds.recipe import Recipe
@@ -61,7 +61,9 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
     rows = pairs.rows
     most = min(recipe.model_centres, centres.pivot.size)
     block = min(BLOCK, most)
-    kernel, between = pairs.kernel(weights, recipe.model_coupling, lambda distance: _kernel(recipe, distance))
+    kernel, between = pairs.kernel(
+        weights, recipe.model_coupling, lambda distance: _kernel(recipe, distance)
+    )
     found = regression.span(
         kernel,
         between,
@@ -74,7 +76,9 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
         pivots=(centres.pivot[:most], centres.is_used[:most]),
     )
     is_stored = padded(transitions.is_stored)[:, None]
-    moved = jnp.concatenate([transitions.next_obs - transitions.obs, transitions.reward[:, None]], axis=1)
+    moved = jnp.concatenate(
+        [transitions.next_obs - transitions.obs, transitions.reward[:, None]], axis=1
+    )
     moved = padded(moved)
     mean = jnp.sum(jnp.where(is_stored, moved, 0.0), axis=0) / jnp.maximum(transitions.count, 1)
     targets = jnp.where(is_stored, moved - mean, 0.0)
@@ -89,7 +93,9 @@ def fit_model(recipe: Recipe, transitions: Transitions, scales: Scales, centres:
             lower = regression.cholesky(gram + ridge * jnp.eye(width, dtype=dtype))
             return regression.solve_factored(lower, dot(features.T, columns))
 
-        both = jnp.concatenate([weights(recipe.model_ridge, targets), weights(recipe.ends_ridge, ended)], axis=1)
+        both = jnp.concatenate(
+            [weights(recipe.model_ridge, targets), weights(recipe.ends_ridge, ended)], axis=1
+        )
         return jnp.pad(both, ((0, most - width), (0, 0)))
 
     columns = most // block
@@ -118,11 +124,15 @@ def _held(recipe: Recipe, transitions: Transitions, weights: Array) -> Array:
     goes_on = transitions.is_stored & ~transitions.ended
     distance = jnp.sqrt(jnp.sum(weights * (transitions.next_obs - transitions.obs) ** 2, axis=1))
     mean = jnp.sum(jnp.where(goes_on, distance, 0.0)) / jnp.maximum(jnp.sum(goes_on), 1)
-    return jnp.clip(jnp.round(recipe.stride / jnp.maximum(mean, 1e-9)), 1, recipe.most_held).astype(jnp.int32)
+    return jnp.clip(jnp.round(recipe.stride / jnp.maximum(mean, 1e-9)), 1, recipe.most_held).astype(
+        jnp.int32
+    )
 
 
 class ModelStep(NamedTuple):
-    """Attributes: `next_obs` `[A, n, l]`, `reward` `[A, n]` and `end` `[A, n]`, the share of an end, in [0, 1]."""
+    """Attributes: `next_obs` `[A, n, l]`; `reward` `[A, n]` in [0, 1]; `end` `[A, n]` in [0, 1],
+    the share of an end.
+    """
 
     next_obs: Array
     reward: Array
@@ -130,7 +140,9 @@ class ModelStep(NamedTuple):
 
 
 def predict_step(recipe: Recipe, model: Model, obs: Array) -> ModelStep:
-    """Where the model goes by each action: from `obs` `[n, l]`, or from `[A, n, l]`, by the first from obs[0]."""
+    """Where the model goes by each action: from `obs` `[n, l]`, or by action a from obs[a], where
+    `obs` is `[A, n, l]`.
+    """
     num_actions, most, width = model.weights.shape
     length, block = obs.shape[-1], min(BLOCK, most)
 
@@ -148,7 +160,9 @@ def predict_step(recipe: Recipe, model: Model, obs: Array) -> ModelStep:
 
 
 def plan_values(recipe: Recipe, model: Model, ensemble: Ensemble, obs: Array) -> Array:
-    """`[n, A]` for each first action the value of the best plan: `depth` actions, each held, then the ensemble's mean."""
+    """`[n, A]` for each first action the value of the best plan: `depth` actions, each held, then
+    the ensemble's mean.
+    """
     count, num_actions = obs.shape[0], ensemble.displacement.shape[0]
     gamma = recipe.finish_gamma
     # Under vmap the loop is as long as the longest seed's.
@@ -161,7 +175,8 @@ def plan_values(recipe: Recipe, model: Model, ensemble: Ensemble, obs: Array) ->
         return step.next_obs, value, going * gamma * (1.0 - step.end)
 
     def follow_if_held(i: Array, carry: Any) -> Any:
-        return jax.tree.map(lambda new, old: jnp.where(i < model.held, new, old), follow(carry), carry)
+        after = follow(carry)
+        return jax.tree.map(lambda new, old: jnp.where(i < model.held, new, old), after, carry)
 
     carry = obs, jnp.zeros(count, obs.dtype), jnp.ones(count, obs.dtype)
     for _ in range(recipe.depth):

@@ -18,7 +18,8 @@ ROWS = 128
 
 
 class Pairs(NamedTuple):
-    """Places p = s + d_a, a block of rows at a time: of the stored pairs, then of (s', a) for each action a.
+    """Places p = s + d_a, a block of rows at a time: of the stored pairs, then of (s', a) for each
+    action a.
 
     Attributes:
       rows: their layout, with 1 + A groups; only stored pairs where there are no successors.
@@ -34,8 +35,12 @@ class Pairs(NamedTuple):
     stored_place: Array
     stored_action: Array
 
-    def kernel(self, weights: Array, coupling: Any, of: Any = lambda distance: jnp.exp(-distance)) -> tuple[Any, Any]:
-        """The two functions that `regression.span` asks for, of a kernel of the squared distance."""
+    def kernel(
+        self, weights: Array, coupling: Any, of: Any = lambda distance: jnp.exp(-distance)
+    ) -> tuple[Any, Any]:
+        """The two functions that `regression.span` asks for, of a kernel of the squared
+        distance.
+        """
 
         def gram(place: Array, action: Array, index: Array) -> Array:
             distance = squared_distances(place, self.stored_place[index], weights)
@@ -52,7 +57,9 @@ class Pairs(NamedTuple):
 
 def padded(column: Array) -> Array:
     """With rows up to a whole number of blocks."""
-    return jnp.pad(column, [(0, -column.shape[0] % block_rows(column.shape[0]))] + [(0, 0)] * (column.ndim - 1))
+    return jnp.pad(
+        column, [(0, -column.shape[0] % block_rows(column.shape[0]))] + [(0, 0)] * (column.ndim - 1)
+    )
 
 
 def block_rows(capacity: int) -> int:
@@ -60,20 +67,32 @@ def block_rows(capacity: int) -> int:
     return min(ROWS, capacity)
 
 
-def stored_pairs(transitions: Transitions, displacement: Array, with_successors: bool = True) -> Pairs:
+def stored_pairs(
+    transitions: Transitions, displacement: Array, with_successors: bool = True
+) -> Pairs:
     """The pairs of all transitions."""
     num_actions = transitions.num_actions
-    obs, action, next_obs = (padded(each) for each in (transitions.obs, transitions.action, transitions.next_obs))
+    obs, action, next_obs = (
+        padded(each) for each in (transitions.obs, transitions.action, transitions.next_obs)
+    )
     place = obs + displacement[action]
     size = block_rows(transitions.capacity)
     blocks = obs.shape[0] // size
     places, actions = place[None], action[None]
     if with_successors:
-        others = jnp.broadcast_to(jnp.arange(num_actions, dtype=action.dtype)[:, None], (num_actions, obs.shape[0]))
+        others = jnp.broadcast_to(
+            jnp.arange(num_actions, dtype=action.dtype)[:, None], (num_actions, obs.shape[0])
+        )
         places = jnp.concatenate([places, next_obs + displacement[:, None]])
         actions = jnp.concatenate([actions, others])
     groups = places.shape[0]
-    places = places.reshape(groups, blocks, size, -1).transpose(1, 0, 2, 3).reshape(blocks, groups * size, -1)
-    actions = actions.reshape(groups, blocks, size).transpose(1, 0, 2).reshape(blocks, groups * size)
+    places = (
+        places.reshape(groups, blocks, size, -1)
+        .transpose(1, 0, 2, 3)
+        .reshape(blocks, groups * size, -1)
+    )
+    actions = (
+        actions.reshape(groups, blocks, size).transpose(1, 0, 2).reshape(blocks, groups * size)
+    )
     rows = Rows(transitions.count, blocks, size, groups)
     return Pairs(rows, places, actions, place, action)

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kqljax.arrays import in_dtype
-from kqljax.errors import describe
-from kqljax.pytrees import register
+from kqljax._arrays import in_dtype, register
+from kqljax._checks import describe
 from kqljax.rounds.ensemble import Ensemble, member_values
 from kqljax.rounds.learner import Learner, optimistic, query
 from kqljax.rounds.model import Model, plan_values
@@ -28,7 +27,8 @@ class Values(NamedTuple):
     """What a policy believes of one or more observations, in units of the normalised reward.
 
     Attributes:
-      mean: `[A]` or `[n, A]` mean over the members of the ensemble, with the discount `finish_gamma`.
+      mean: `[A]` or `[n, A]` mean over the members of the ensemble, with the discount
+        `finish_gamma`.
       spread: the members' standard deviation.
       optimistic: the learner's optimistic value, with the discount `gamma`.
     """
@@ -41,7 +41,8 @@ class Values(NamedTuple):
 @register
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The finished policy of a fit: acts by an ensemble, and by plans where its two best actions are not told apart.
+    """The finished policy of a fit: acts by an ensemble, and by plans where its two best actions
+    are not told apart.
 
     Observations are normalised as the transitions were: `[l]`, or `[n, l]` for n at once.
 
@@ -53,7 +54,8 @@ class Policy:
     Examples:
       >>> from kqljax import rounds
       >>> task = kqljax.make_task("MountainCar-v0")
-      >>> policy = jax.jit(lambda key: rounds.train(key, task, rounds.DEFAULT, 40).policy)(jax.random.key(0))
+      >>> train = jax.jit(lambda key: kqljax.train(key, task, rounds.DEFAULT, 40).policy)
+      >>> policy = train(jax.random.key(0))
       >>> memory = policy.begin(jax.random.key(1))
       >>> action, memory = policy.act(jax.random.key(2), memory, jnp.array([0.0, 0.1]))
       >>> action.shape, policy.values(jnp.array([0.0, 0.1])).mean.shape
@@ -71,7 +73,9 @@ class Policy:
         return ()
 
     def act(self, key: Array, memory: Any, obs: Array) -> tuple[Array, Any]:
-        """The action `[]` (or `[n]`) to take, int32, and the memory. -1 says that a value was not a finite number."""
+        """The action `[]` (or `[n]`) to take, int32, and the memory. -1 says that a value was not a
+        finite number.
+        """
         rows = self._rows(obs)
         action = finished_action(self.recipe, self.ensemble, self.model, rows)
         action = action if obs.ndim == 2 else action[0]
@@ -82,10 +86,16 @@ class Policy:
         rows = self._rows(obs)
         members = member_values(self.recipe, self.ensemble, rows)
         promised = jax.vmap(
-            lambda each: optimistic(self.recipe, self.learner, query(self.recipe, self.learner, self.scales, each))
+            lambda each: optimistic(
+                self.recipe, self.learner, query(self.recipe, self.learner, self.scales, each)
+            )
         )
         found = Values(jnp.mean(members, axis=0), jnp.std(members, axis=0), promised(rows))
         return found if obs.ndim == 2 else jax.tree.map(lambda leaf: leaf[0], found)
+
+    def for_acting(self) -> Policy:
+        """The policy in float32: enough for acting, and faster."""
+        return self.astype(jnp.float32)
 
     def astype(self, dtype: Any) -> Policy:
         """The policy in another dtype: float32 is enough for acting, and faster."""
@@ -94,12 +104,16 @@ class Policy:
     def _rows(self, obs: Array) -> Array:
         length = self.ensemble.place.shape[-1]
         if obs.ndim not in (1, 2) or obs.shape[-1] != length:
-            raise ValueError(f"obs must have shape [{length}] or [n, {length}], as the transitions had, got {describe(obs)}.")
+            raise ValueError(
+                f"obs must have shape [{length}] or [n, {length}], as the transitions had, got "
+                f"{describe(obs)}."
+            )
         return jnp.atleast_2d(obs).astype(self.ensemble.place.dtype)
 
 
 def finished_action(recipe: Recipe, ensemble: Ensemble, model: Model, obs: Array) -> Array:
-    """Actions `[n]` int32 at `obs` `[n, l]`: the best of the mean; of plans where it is unclear and a plan is more than a step.
+    """Actions `[n]` int32 at `obs` `[n, l]`: the best of the mean; of plans where it is unclear and
+    a plan is more than a step.
 
     -1 where a value is not finite.
     """
@@ -108,7 +122,9 @@ def finished_action(recipe: Recipe, ensemble: Ensemble, model: Model, obs: Array
     mean = jnp.mean(values, axis=0)
     row = jnp.arange(count)
     best = jnp.argmax(mean, axis=1)
-    second = jnp.argmax(jnp.where(jnp.arange(mean.shape[1]) == best[:, None], -jnp.inf, mean), axis=1)
+    second = jnp.argmax(
+        jnp.where(jnp.arange(mean.shape[1]) == best[:, None], -jnp.inf, mean), axis=1
+    )
     gap = values[:, row, best] - values[:, row, second]
     is_unclear = (jnp.mean(gap, axis=0) < recipe.unclear * jnp.std(gap, axis=0)) & (model.held > 1)
     # The unclear ones first, a few at a time: plans cost a hundred times as much as a look.

@@ -25,7 +25,9 @@ EVERY_BLOCK = np.int32(2**20)
 
 
 class Finished(NamedTuple):
-    """Attributes: `ensemble`, `model`, `optimism_gap` `[]` and `is_finite` `[]` of a finished policy."""
+    """Attributes: `ensemble`, `model`, `optimism_gap` `[]` and `is_finite` `[]` of a finished
+    policy.
+    """
 
     ensemble: Ensemble
     model: Model
@@ -39,7 +41,8 @@ class Due(NamedTuple):
     Attributes:
       scales: bool, widths and displacements are fitted.
       finish: bool, the finished policy is fitted if an end is stored.
-      last: bool, this is the fit that a run ends with: the finished policy is fitted in any case, on every centre.
+      last: bool, this is the fit that a run ends with: the finished policy is fitted in any case,
+        on every centre.
     """
 
     scales: Any
@@ -68,7 +71,9 @@ class Player(NamedTuple):
 
 
 @jax.jit  # traced once, however often a program asks for it
-def finish(recipe: Recipe, transitions: Transitions, scales: Scales, value: Array, most_blocks: Any) -> Finished:
+def finish(
+    recipe: Recipe, transitions: Transitions, scales: Scales, value: Array, most_blocks: Any
+) -> Finished:
     """The finished policy's parts, on at most `most_blocks` `[]` blocks of centres."""
     fitted = fit_ensemble(recipe, transitions, scales, most_blocks)
     model = fit_model(recipe, transitions, scales, fitted.centres)
@@ -80,20 +85,28 @@ def finish(recipe: Recipe, transitions: Transitions, scales: Scales, value: Arra
 
 
 def nobody(recipe: Recipe, transitions: Transitions, most_new: int) -> Player:
-    """The player before the first round: arrays of the right shapes, and a finished policy that does not act."""
+    """The player before the first round: arrays of the right shapes, and a finished policy that
+    does not act.
+    """
     scales = initial_scales(recipe, transitions.obs.shape[1], transitions.num_actions)
 
     def shapes() -> tuple[Learner, Finished]:
         learned = fit_learner(recipe, transitions, scales, most_new=most_new)
         return learned.learner, finish(recipe, transitions, scales, learned.value, EVERY_BLOCK)
 
-    empty: tuple[Learner, Finished] = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(shapes))
+    empty: tuple[Learner, Finished] = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(shapes)
+    )
     learner, finished = empty
-    finished = finished._replace(optimism_gap=jnp.full_like(finished.optimism_gap, jnp.inf), is_finite=jnp.array(True))
+    finished = finished._replace(
+        optimism_gap=jnp.full_like(finished.optimism_gap, jnp.inf), is_finite=jnp.array(True)
+    )
     return Player(scales, learner, finished, jnp.array(False), jnp.int32(0), jnp.array(True))
 
 
-def begin(recipe: Recipe, transitions: Transitions, before: Player, due: Due, most_new: int) -> Player:
+def begin(
+    recipe: Recipe, transitions: Transitions, before: Player, due: Due, most_new: int
+) -> Player:
     """Fits what is due to all transitions. The learner always is.
 
     Args:
@@ -101,13 +114,16 @@ def begin(recipe: Recipe, transitions: Transitions, before: Player, due: Due, mo
       most_new: static, most pairs that may be chosen before the next round.
     """
     has_end = jnp.any(transitions.ended)
-    # One decision for all seeds of a vmap, so that it stays a branch; seeds without an end keep what they had.
+    # One decision for all seeds of a vmap, so that it stays a branch; seeds without an end keep
+    # what they had.
     is_due = due.last | (due.finish & (regression.largest(has_end.astype(jnp.int32)) > 0))
     weights, displacement = before.scales
     weights = lax.cond(due.scales, lambda: fit_weights(recipe, transitions), lambda: weights)
     # The finished policy has displacements of now, the learner those of the last fit of the scales.
     now = lax.cond(
-        due.scales | is_due, lambda: displacements(recipe, transitions, weights), lambda: displacement
+        due.scales | is_due,
+        lambda: displacements(recipe, transitions, weights),
+        lambda: displacement,
     )
     scales = Scales(weights, jnp.where(due.scales, now, displacement))
     learned = fit_learner(recipe, transitions, scales, most_new=most_new)
@@ -115,15 +131,26 @@ def begin(recipe: Recipe, transitions: Transitions, before: Player, due: Due, mo
 
     def finish_anew() -> Finished:
         new = finish(recipe, transitions, Scales(weights, now), learned.value, most_blocks)
-        return jax.tree.map(lambda new, old: jnp.where(has_end | due.last, new, old), new, before.finished)
+        return jax.tree.map(
+            lambda new, old: jnp.where(has_end | due.last, new, old), new, before.finished
+        )
 
     finished = lax.cond(is_due, finish_anew, lambda: before.finished)
     acts_finished = has_end & (finished.optimism_gap < recipe.own_gap)
-    return Player(scales, learned.learner, finished, acts_finished, learned.backups, learned.is_finite & finished.is_finite)
+    return Player(
+        scales,
+        learned.learner,
+        finished,
+        acts_finished,
+        learned.backups,
+        learned.is_finite & finished.is_finite,
+    )
 
 
 def choose(recipe: Recipe, player: Player, obs: Array) -> tuple[Array, Player]:
-    """The action `[]` at `obs` `[l]`, -1 where a value is not finite, and the player that knows of the pair."""
+    """The action `[]` at `obs` `[l]`, -1 where a value is not finite, and the player that knows of
+    the pair.
+    """
     finished = player.finished
     asked = query(recipe, player.learner, player.scales, obs)
 
@@ -135,4 +162,6 @@ def choose(recipe: Recipe, player: Player, obs: Array) -> tuple[Array, Player]:
         return finished_action(recipe, finished.ensemble, finished.model, obs[None])[0]
 
     action = lax.cond(player.acts_finished, by_the_finished, by_optimism)
-    return action, player._replace(learner=append(recipe, player.learner, asked, jnp.maximum(action, 0)))
+    return action, player._replace(
+        learner=append(recipe, player.learner, asked, jnp.maximum(action, 0))
+    )

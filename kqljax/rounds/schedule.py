@@ -15,7 +15,8 @@ class Schedule(NamedTuple):
 
     Attributes:
       recipe: its numbers.
-      next_scales, next_finish: transitions from which on scales, and the finished policy, are fitted again.
+      next_scales, next_finish: transitions from which on scales, and the finished policy, are
+        fitted again.
     """
 
     recipe: Recipe
@@ -28,7 +29,9 @@ class Schedule(NamedTuple):
         return cls(recipe, recipe.first_fit, recipe.own_from)
 
     def next(self, count: int) -> tuple[Due, Schedule]:
-        """What is due in a round that begins after `count` transitions, and the schedule from there on."""
+        """What is due in a round that begins after `count` transitions, and the schedule from there
+        on.
+        """
         due = Due(scales=count >= self.next_scales, finish=count >= self.next_finish, last=False)
         scales, finish = self.next_scales, self.next_finish
         while scales <= count:
@@ -69,4 +72,7 @@ def schedule(recipe: Recipe, num_steps: int) -> list[Round]:
         due, plan = plan.next(count)
         rounds.append(Round(count, min(plan.steps(count), num_steps - count), due))
         count += rounds[-1].steps
-    return [*rounds, Round(num_steps, 0, Due(scales=num_steps >= recipe.first_fit, finish=True, last=True))]
+    return [
+        *rounds,
+        Round(num_steps, 0, Due(scales=num_steps >= recipe.first_fit, finish=True, last=True)),
+    ]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kqljax import regression
-from kqljax.arrays import dot
+from kqljax._arrays import dot
 from kqljax.rounds.recipe import Recipe
 from kqljax.rounds.transitions import Transitions
 
@@ -26,7 +26,8 @@ class Scales(NamedTuple):
 
     Attributes:
       weights: `[l]` w, the inverse squared width of each coordinate.
-      displacement: `[A, l]` d_a, the mean displacement by each action; 0 for actions that were not taken.
+      displacement: `[A, l]` d_a, the mean displacement by each action; 0 for actions that were not
+        taken.
     """
 
     weights: Array
@@ -51,7 +52,9 @@ def agree(action: Array, other: Array, coupling: Any) -> Array:
 
 
 class _Rows(NamedTuple):
-    """Rows that did not end an episode, R of them spread evenly: `[R, l]`, `[R]`, centred `[R, l]`, `[R]` bool."""
+    """Rows that did not end an episode, R of them spread evenly: `[R, l]`, `[R]`, centred `[R, l]`,
+    `[R]` bool.
+    """
 
     obs: Array
     action: Array
@@ -79,7 +82,9 @@ def _rows(transitions: Transitions, size: int) -> _Rows:
 
 
 def spreads(transitions: Transitions, least: Any) -> Array:
-    """`[l]` how far coordinates spread: sqrt(deviation * half range), at least `least`; 1 where one never moved."""
+    """`[l]` how far coordinates spread: sqrt(deviation * half range), at least `least`; 1 where one
+    never moved.
+    """
     mask = transitions.is_stored[:, None]
     count = jnp.maximum(transitions.count, 1)
     obs = transitions.obs
@@ -94,8 +99,9 @@ def spreads(transitions: Transitions, least: Any) -> Array:
 def fit_weights(recipe: Recipe, transitions: Transitions) -> Array:
     """w `[l]` = eta / spread^2, with the eta that makes the steps s' - s most likely.
 
-    They are modelled as a Gaussian process of the pair, in units of the spreads and each scaled to size 1. How fast steps
-    change from state to state is evidence on the kernel that needs no estimate of values.
+    They are modelled as a Gaussian process of the pair, in units of the spreads and each scaled to
+    size 1. How fast steps change from state to state is evidence on the kernel that needs no
+    estimate of values.
     """
     spread = spreads(transitions, recipe.least_spread)
     etas = jnp.asarray(recipe.etas, spread.dtype)
@@ -121,7 +127,9 @@ def fit_weights(recipe: Recipe, transitions: Transitions) -> Array:
 
 
 def displacements(recipe: Recipe, transitions: Transitions, weights: Array) -> Array:
-    """d `[A, l]`: the steps are a Gaussian process in the state plus a vector for each action; the vectors, less their mean."""
+    """d `[A, l]`: the steps are a Gaussian process in the state plus a vector for each action; the
+    vectors, less their mean.
+    """
 
     def fit(rows: _Rows) -> Array:
         taken = rows.action[:, None] == jnp.arange(transitions.num_actions)

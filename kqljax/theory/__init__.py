@@ -1,4 +1,4 @@
-"""The paper's theory as functions: dimensions, covering numbers, confidence width, regret bound, and MDPs to check it on.
+"""The paper's theory as functions: dimensions, covering numbers, confidence width, regret bound.
 
 docs/theory.md goes through the paper, statement by statement.
 """
@@ -10,7 +10,6 @@ from kqljax.theory.bounds import (
     log_covering_operators,
 )
 from kqljax.theory.dimensions import (
-    Dimensions,
     dimensions_over_time,
     effective_dimension,
     pseudo_dimension,
@@ -19,65 +18,34 @@ from kqljax.theory.dimensions import (
 )
 from kqljax.theory.guarantee import (
     Assumptions,
-    RegretBound,
-    Width,
     assume,
     confidence_width,
+    from_theory,
     paper_beta,
     regret_bound,
     sum_of_widths_bound,
     width_parts,
 )
-from kqljax.theory.mdps import (
-    MDP,
-    Indicator,
-    KnownFeatures,
-    Solution,
-    chain,
-    deterministic,
-    grid,
-    random_deterministic,
-    random_linear_mdp,
-    solve_tabular,
-    tree,
-)
-from kqljax.theory.optimism import Optimism, watch_optimism
-from kqljax.theory.regret import GammaRegret, growth_exponent, measured_regret
+from kqljax.theory.measured import measured_regret, watch_optimism
 
 __all__ = [
-    "MDP",
     "Assumptions",
-    "Dimensions",
-    "GammaRegret",
-    "Indicator",
-    "KnownFeatures",
-    "Optimism",
-    "RegretBound",
-    "Solution",
-    "Width",
     "assume",
-    "chain",
     "confidence_width",
     "covering_term",
-    "deterministic",
     "dimensions_over_time",
     "effective_dimension",
     "effective_dimension_bound",
-    "grid",
-    "growth_exponent",
+    "from_theory",
     "log_covering_functions",
     "log_covering_operators",
     "measured_regret",
     "paper_beta",
     "pseudo_dimension",
     "pseudo_dimension_over_time",
-    "random_deterministic",
-    "random_linear_mdp",
     "regret_bound",
-    "solve_tabular",
     "state_dimensions",
     "sum_of_widths_bound",
-    "tree",
     "watch_optimism",
     "width_parts",
 ]
