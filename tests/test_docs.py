@@ -82,7 +82,7 @@ def test_howto_code_runs(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "page, count",
-    [("faq", 5), ("features", 1), ("recipe", 1), ("scaling", 1), ("scaling", 1), ("theory", 6)],
+    [("faq", 5), ("features", 1), ("recipe", 1), ("scaling", 1), ("theory", 6)],
 )
 def test_code_of_the_page_runs(page, count, tmp_path, monkeypatch):
     assert run_page(f"docs/{page}.md", tmp_path, monkeypatch)[1] == count
