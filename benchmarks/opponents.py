@@ -82,7 +82,8 @@ class Size(NamedTuple):
       episodes, last_episodes: of an evaluation on the way, and of the one at the end.
       seeds: algorithm -> reporting seeds.
       noisy_seeds: algorithm -> reporting seeds with noise.
-      lake_steps: of FrozenLake.
+      kinds: of noise.
+      lake_steps: of FrozenLake; 0 leaves it out.
       recipe: of the default agent.
       candidates: of the search for a DQN.
       search: its tuning seeds.
@@ -95,6 +96,7 @@ class Size(NamedTuple):
     last_episodes: int
     seeds: dict[str, range]
     noisy_seeds: dict[str, range]
+    kinds: tuple[str, ...]
     lake_steps: int
     recipe: rounds.Recipe
     candidates: tuple[tuned_dqn.Settings, ...]
@@ -103,12 +105,12 @@ class Size(NamedTuple):
 
 
 SEEDS = {
-    "default": range(2000, 2020),
-    "paper": range(2000, 2020),
+    "default": range(2000, 2010),
+    "paper": range(2000, 2010),
     "sb3": range(1000, 1010),
     "dqn": range(1000, 1010),
-    "tuned": range(2000, 2020),
-    "planning": range(2000, 2020),
+    "tuned": range(2000, 2010),
+    "planning": range(2000, 2010),
 }
 NOISY_SEEDS = {"default": range(2000, 2020), "tuned": range(2000, 2010)}
 FULL = Size(
@@ -118,6 +120,7 @@ FULL = Size(
     100,
     SEEDS,
     NOISY_SEEDS,
+    noise.KINDS,
     noise.FROZEN_LAKE_STEPS,
     rounds.DEFAULT,
     tuned_dqn.candidates(),
@@ -131,12 +134,13 @@ SMOKE = Size(
     2,
     2,
     dict.fromkeys(SEEDS, range(1000, 1001)),
-    dict.fromkeys(NOISY_SEEDS, range(1000, 1001)),
-    40,
+    {"tuned": range(1000, 1001)},
+    noise.KINDS[:1],
+    0,
     rounds.Recipe(centres=64, finish_centres=64, model_centres=64, fit_rows=60, own_from=40),
     (_SMALL_DQN,),
     Search((0,), 1, ()),
-    planning.Planner(centres=64, support=64, sweeps=20),
+    planning.Planner(centres=128, support=64, sweeps=20),
 )
 CURVE, SEARCH, LAKE = "curve", "search", "slippery"
 """Parts of the records beside `noise.KINDS`."""
@@ -433,6 +437,10 @@ def settings_of(size: Size, algorithm: str, task: str, document: records.Documen
 # The search for a DQN ----------------------------------------------------------------------------
 
 
+def searched_tasks(size: Size) -> tuple[str, ...]:
+    return (*size.tasks, noise.FROZEN_LAKE) if size.lake_steps else size.tasks
+
+
 def searched(size: Size, task: str, document: records.Document) -> dict[int, dict[int, float]]:
     """candidate -> tuning seed -> return."""
     found: dict[int, dict[int, float]] = {at: {} for at in range(len(size.candidates))}
@@ -531,7 +539,7 @@ def jobs(size: Size, part: str, document: records.Document) -> list[Job]:
     """
     if part == SEARCH:
         found = []
-        for task in (*size.tasks, noise.FROZEN_LAKE):
+        for task in searched_tasks(size):
             few = kept(size, searched(size, task, document))
             again = [(at, seed) for at in few or () for seed in size.search.more_seeds]
             first = [
@@ -540,8 +548,8 @@ def jobs(size: Size, part: str, document: records.Document) -> list[Job]:
             found += [Job(SEARCH, f"{CANDIDATE}{at}", task, seed) for at, seed in first + again]
         return found
     if part == "noise":
-        places = [(kind, task) for kind in noise.KINDS for task in size.tasks]
-        places.append((LAKE, noise.FROZEN_LAKE))
+        places = [(kind, task) for kind in size.kinds for task in size.tasks]
+        places += [(LAKE, noise.FROZEN_LAKE)] * bool(size.lake_steps)
         seeds = sorted({seed for some in size.noisy_seeds.values() for seed in some})
         return [
             Job(kind, algorithm, task, seed)
@@ -703,7 +711,7 @@ def seconds_table(document: records.Document) -> str:
 def search_table(document: records.Document, size: Size) -> str:
     """What the search found for each task."""
     lines = ["| | mean over tuning seeds | settings |", "|---|---|---|"]
-    for task in (*size.tasks, noise.FROZEN_LAKE):
+    for task in searched_tasks(size):
         at = best(size, task, document)
         if at is not None:
             values = list(searched(size, task, document)[at].values())

@@ -47,14 +47,16 @@ class Planner:
       coupling, ridge, ends_ridge, narrow: of the model; see `rounds.Recipe`.
       centres: of the model.
       support: states on which values are iterated.
-      value_scale, value_ridge: of the regression between them; the scale in the same units.
+      members: scale, in the same units, and ridge of regressions between them. In learning the
+        first one counts; the finished policy iterates with each and acts by the mean.
       sweeps, tolerance: most sweeps, and the change, as a share of the cap, below which they end.
-      horizon, hold: decisions in a sequence of shooting, and steps that each is held; 0: value iteration.
+      horizon, hold: decisions in a sequence of shooting, and steps that each is held. A horizon of
+        0 is value iteration.
       samples, elites, iterations: of the cross-entropy method.
     """
 
     gamma: float = 0.97
-    finish_gamma: float = 0.99
+    finish_gamma: float = 0.98
     bonus: float = 1.0
     known_scale: float = 0.2
     known_coupling: float = 0.99
@@ -63,10 +65,9 @@ class Planner:
     ridge: float = 1e-4
     ends_ridge: float = 1e-2
     narrow: float = 0.01
-    centres: int = 256
-    support: int = 256
-    value_scale: float = 1.0
-    value_ridge: float = 1e-3
+    centres: int = 512
+    support: int = 384
+    members: tuple[tuple[float, float], ...] = ((1.0, 1e-3), (1.0, 1e-2), (3.0, 1e-3))
     sweeps: int = 300
     tolerance: float = 1e-3
     horizon: int = 0
@@ -227,7 +228,7 @@ class Policy:
       planner, num_actions: static.
       model: of the environment.
       support: `[S, l]` states on which values were iterated.
-      weights: `[S, A]` of Q between them.
+      weights: `[S, A]` of Q between them, for each member in use.
       known: what the bonus is made of in learning, None after it.
       gamma: `[]`.
       prior: `[]` value where no state of the support is near.
@@ -237,7 +238,7 @@ class Policy:
     num_actions: int
     model: Model
     support: Array
-    weights: Array
+    weights: tuple[Array, ...]
     known: Known | None
     gamma: Array
     prior: Array
@@ -270,17 +271,20 @@ class Policy:
         """`[n, A]` one step ahead in the model."""
         pairs = every_action(obs, self.num_actions)
         steps = predict(self.planner, self.model, *pairs)
-        value = self.best(self.cross(steps.next_obs), self.weights)
+        members = [
+            self.clipped(self.cross(steps.next_obs, scale), weights)
+            for (scale, _), weights in zip(self.planner.members, self.weights, strict=False)
+        ]
+        value = jnp.max(sum(members) / len(members), axis=1)
         return self.targets(steps, value, self.bonus(*pairs)).reshape(obs.shape[0], -1)
 
-    def best(self, operator: Array, table: Array) -> Array:
-        """max_a Q `[n]` from an operator `[n, S]` on a table `[S, A]` of Q less the prior."""
-        return jnp.max(jnp.clip(self.prior + operator @ table, 0.0, self.cap), axis=1)
+    def clipped(self, operator: Array, table: Array) -> Array:
+        """Q `[n, A]` from an operator `[n, S]` on a table `[S, A]` of Q less the prior."""
+        return jnp.clip(self.prior + operator @ table, 0.0, self.cap)
 
-    def cross(self, obs: Array) -> Array:
+    def cross(self, obs: Array, scale: float) -> Array:
         """Kernel `[n, S]` between states and the support."""
-        scale = self.planner.value_scale * self.model.scale
-        return jnp.exp(-widths.squared_distances(obs, self.support, scale))
+        return jnp.exp(-widths.squared_distances(obs, self.support, scale * self.model.scale))
 
     def shoot(self, key: Array, obs: Array) -> Array:
         """`[n, A]` how often the elite begins with an action."""
@@ -318,35 +322,43 @@ def fit(planner: Planner, data: rounds.Transitions, scale: Array, is_last: bool)
     known = None if is_last else fit_known(planner, data, scale)
     gamma = planner.finish_gamma if is_last else planner.gamma
     prior = 0.0 if is_last else 1.0 / (1.0 - gamma)
-    wide = planner.value_scale * scale
+    wide = planner.members[0][0] * scale
 
     def between(i: Array, j: Array) -> Array:
         return jnp.exp(-widths.squared_distances(data.obs[i], data.obs[j], wide))
 
     found, _ = centres(between, data.count, data.capacity, planner.support, 1.0)
     support, is_used = data.obs[found.pivot], found.is_used
-    nothing = jnp.zeros((planner.support, data.num_actions))
     numbers = jnp.asarray(gamma), jnp.asarray(prior)
-    policy = Policy(planner, data.num_actions, model, support, nothing, known, *numbers)
+    policy = Policy(planner, data.num_actions, model, support, (), known, *numbers)
     if planner.horizon:
         return policy
     pairs = every_action(support, data.num_actions)
     steps, bonus = predict(planner, model, *pairs), policy.bonus(*pairs)
-    fitted = regression.factor(policy.cross(support), planner.value_ridge, is_used)
-    ahead = regression.solve(fitted, policy.cross(steps.next_obs).T).T  # [S A, S]
+    nothing = jnp.zeros((planner.support, data.num_actions))
 
-    def sweep(carry: Any) -> Any:
-        table, made, _ = carry
-        value = policy.best(ahead, table)
-        new = (policy.targets(steps, value, bonus).reshape(table.shape) - prior) * is_used[:, None]
-        return new, made + 1, jnp.max(jnp.abs(new - table))
+    def iterate(member: tuple[float, float]) -> Array:
+        width, ridge = member
+        fitted = regression.factor(policy.cross(support, width), ridge, is_used)
+        cross = policy.cross(steps.next_obs, width)
+        ahead = regression.solve(fitted, cross.T).T  # [S A, S]
 
-    def is_going(carry: Any) -> Array:
-        return (carry[2] > planner.tolerance * policy.cap) & (carry[1] < planner.sweeps)
+        def sweep(carry: Any) -> Any:
+            table, made, _ = carry
+            value = jnp.max(policy.clipped(ahead, table), axis=1)
+            new = policy.targets(steps, value, bonus).reshape(table.shape) - prior
+            new = jnp.where(is_used[:, None], new, 0.0)
+            return new, made + 1, jnp.max(jnp.abs(new - table))
 
-    # From the prior: from the cap in learning, from 0 after it.
-    table, _, _ = lax.while_loop(is_going, sweep, (nothing, 0, jnp.inf))
-    return dataclasses.replace(policy, weights=regression.solve(fitted, table))
+        def is_going(carry: Any) -> Array:
+            return (carry[2] > planner.tolerance * policy.cap) & (carry[1] < planner.sweeps)
+
+        # From the prior: from the cap in learning, from 0 after it.
+        table, _, _ = lax.while_loop(is_going, sweep, (nothing, 0, jnp.inf))
+        return regression.solve(fitted, table)
+
+    members = planner.members if is_last else planner.members[:1]
+    return dataclasses.replace(policy, weights=tuple(map(iterate, members)))
 
 
 def finish(planner: Planner, data: rounds.Transitions) -> Policy:
