@@ -11,7 +11,8 @@
   dqn       the library's DQN with the paper's settings, to see that it does what sb3 does
   search    random search for a DQN tuned to 1000 steps, on tuning seeds (tuned_dqn.py)
   tuned     the best DQN of the search on each task
-  planning  value iteration in a model learned from the same steps (planning.py)
+  planners  two kinds of planning in a learned model, on tuning seeds (planning.py)
+  planning  the better one of them, value iteration
   noise     the default agent and the tuned DQN with noisy observations, with sticky actions, and
             on slippery FrozenLake (noise.py)
 
@@ -62,7 +63,7 @@ from kqljax.report import records, style, summarise
 from kqljax.report.plots import COLOURS
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("default", "paper", "sb3", "dqn", "search", "tuned", "planning", "noise")
+PARTS = ("default", "paper", "sb3", "dqn", "search", "tuned", "planners", "planning", "noise")
 
 
 class Search(NamedTuple):
@@ -87,7 +88,8 @@ class Size(NamedTuple):
       recipe: of the default agent.
       candidates: of the search for a DQN.
       search: its tuning seeds.
-      planner: numbers of planning.
+      planner: numbers of planning by value iteration.
+      horizon: of planning by shooting; 0 leaves it out.
     """
 
     tasks: tuple[str, ...]
@@ -102,6 +104,7 @@ class Size(NamedTuple):
     candidates: tuple[tuned_dqn.Settings, ...]
     search: Search
     planner: planning.Planner
+    horizon: int
 
 
 SEEDS = {
@@ -126,6 +129,7 @@ FULL = Size(
     tuned_dqn.candidates(),
     Search((0, 1), 4, (2, 3, 4)),
     planning.Planner(),
+    12,
 )
 _SMALL_DQN = tuned_dqn.Settings(1e-3, 1, 8, 20, 10, (8,), True, 2, 0.1, 0.5, 2, 0.9, True)
 SMOKE = Size(
@@ -141,8 +145,9 @@ SMOKE = Size(
     (_SMALL_DQN,),
     Search((0,), 1, ()),
     planning.Planner(centres=128, support=64, sweeps=20),
+    0,
 )
-CURVE, SEARCH, LAKE = "curve", "search", "slippery"
+CURVE, SEARCH, PLANNERS, LAKE = "curve", "search", "planners", "slippery"
 """Parts of the records beside `noise.KINDS`."""
 
 
@@ -150,7 +155,7 @@ class Job(NamedTuple):
     """One run: what a record is found by.
 
     Attributes:
-      part: `CURVE`, `SEARCH`, `LAKE`, or one of `noise.KINDS`.
+      part: `CURVE`, `SEARCH`, `PLANNERS`, `LAKE`, or one of `noise.KINDS`.
       algorithm: a key of `RUN`; of the search, "candidate 0" and so on.
       task, seed: of the run.
     """
@@ -196,7 +201,7 @@ def plan_of(size: Size, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if job.part == CURVE:
         return size.steps, (size.episodes,) * (len(size.steps) - 1) + (size.last_episodes,)
     steps = size.lake_steps if job.task == noise.FROZEN_LAKE else size.steps[-1]
-    return (steps,), (size.last_episodes,)
+    return (steps,), (size.episodes if job.part == PLANNERS else size.last_episodes,)
 
 
 def kind_of(job: Job) -> str | None:
@@ -413,6 +418,7 @@ RUN = {
     "dqn": run_dqn,
     "tuned": run_dqn,
     "planning": run_planning,
+    "shooting": run_planning,
 }
 """Algorithm -> run(size, job, settings); the candidates of the search are run as `dqn`."""
 
@@ -431,6 +437,7 @@ def settings_of(size: Size, algorithm: str, task: str, document: records.Documen
         "paper": lambda: kqljax.make_task(task).config(horizon=size.steps[-1]),
         "dqn": lambda: tuned_dqn.paper_settings(task),
         "planning": lambda: size.planner,
+        "shooting": lambda: dataclasses.replace(size.planner, horizon=size.horizon, hold=4),
     }[algorithm]()
 
 
@@ -547,6 +554,12 @@ def jobs(size: Size, part: str, document: records.Document) -> list[Job]:
             ]
             found += [Job(SEARCH, f"{CANDIDATE}{at}", task, seed) for at, seed in first + again]
         return found
+    if part == PLANNERS:
+        names = ("planning", "shooting")[: 2 if size.horizon else 1]
+        seeds = size.search.first_seeds
+        return [
+            Job(part, name, task, seed) for seed in seeds for task in size.tasks for name in names
+        ]
     if part == "noise":
         places = [(kind, task) for kind in size.kinds for task in size.tasks]
         places += [(LAKE, noise.FROZEN_LAKE)] * bool(size.lake_steps)
@@ -561,7 +574,7 @@ def jobs(size: Size, part: str, document: records.Document) -> list[Job]:
     return [Job(CURVE, part, task, seed) for seed in size.seeds[part] for task in size.tasks]
 
 
-def run_all(size: Size, parts: list[str], path: Path) -> records.Document:
+def run_all(size: Size, parts: list[str], tasks: list[str], path: Path) -> records.Document:
     document = opened(path, size)
     for part in parts:
         if part == "sb3" and not has_sb3():
@@ -570,7 +583,11 @@ def run_all(size: Size, parts: list[str], path: Path) -> records.Document:
         with tqdm(unit="run", desc=part) as bar:
             while True:
                 done = {job_of(row) for row in document["results"]}
-                left = [job for job in jobs(size, part, document) if job not in done]
+                left = [
+                    job
+                    for job in jobs(size, part, document)
+                    if job not in done and job.task in tasks
+                ]
                 if not left:
                     break
                 bar.total = bar.n + len(left)
@@ -604,6 +621,7 @@ NAMES = {
     "paper": "KQL, paper's settings",
     "tuned": "DQN, tuned",
     "planning": "planning in a learned model",
+    "shooting": "the same by shooting",
     "sb3": "DQN of Stable-Baselines3, paper's settings",
     "dqn": "DQN of this library, paper's settings",
 }
@@ -637,9 +655,14 @@ def cell(found: dict[int, list[float]], task: str) -> str:
 
 
 def seeds_text(seeds: Any) -> str:
-    """ "20 seeds from 2000 on"; of several sets, what each has."""
-    counts = sorted({(len(each), min(each)) for each in seeds if each})
-    return ", ".join(f"{count} seed{'s'[: count > 1]} from {first} on" for count, first in counts)
+    """ "20 seeds from 2000 on"; the fewest and the most where tasks differ."""
+    some = [each for each in seeds if each]
+    if not some:
+        return "no seeds yet"
+    counts = sorted({len(each) for each in some})
+    numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    first = min(min(each) for each in some)
+    return f"{numbers} seed{'s'[: counts[-1] > 1]} from {first} on"
 
 
 def table(document: records.Document, part: str, algorithms: tuple[str, ...], tasks: Any) -> str:
@@ -648,7 +671,7 @@ def table(document: records.Document, part: str, algorithms: tuple[str, ...], ta
     heads = ([PUBLISHED] if is_curve else []) + [NAMES[name] for name in algorithms]
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for task in tasks:
-        cells = [f"{PAPER['kql-rbf'][task][0]:.1f}"] if is_curve else []
+        cells = [f"{PAPER['kql-rbf'][task][0]:.2f}"] if is_curve else []
         cells += [cell(returns_of(document, part, name, task), task) for name in algorithms]
         lines.append(f"| {task} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -694,11 +717,29 @@ def noise_table(document: records.Document) -> str:
     return "\n".join(lines) + "\n\n" + "; ".join(seeds) + "."
 
 
+def planners_table(document: records.Document) -> str:
+    """The two planners on tuning seeds, with CPU seconds of a training: means."""
+    tasks = document["settings"]["tasks"]
+    lines = ["| | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
+    for name in ("planning", "shooting"):
+        cells = []
+        for task in tasks:
+            wanted = (PLANNERS, name, task)
+            rows = [row for row in document["results"] if job_of(row)[:3] == wanted]
+            means = [row["return_mean"][-1] for row in rows if row["is_sound"]]
+            seconds = [row["cpu_seconds"] for row in rows]
+            cells.append(f"{np.mean(means):.1f}, {np.mean(seconds):.0f} s" if means else "-")
+        lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def seconds_table(document: records.Document) -> str:
     """CPU seconds of a training, evaluations and compilation apart: the median over seeds."""
     tasks = document["settings"]["tasks"]
     lines = ["| | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
     for name, words in NAMES.items():
+        if name == "shooting":
+            continue
         cells = []
         for task in tasks:
             wanted = (CURVE, name, task)
@@ -724,7 +765,7 @@ def search_table(document: records.Document, size: Size) -> str:
 
 SERIES = {
     "default": {"color": COLOURS["kql-rounds"], "marker": "o", "lw": 2.6},
-    "paper": {"color": COLOURS["kql-greedy"], "marker": "s", "lw": 1.6},
+    "paper": {"color": COLOURS["kql-rbf"], "marker": "s", "lw": 1.6, "ls": (0, (4, 2))},
     "tuned": {"color": COLOURS["dqn"], "marker": "^", "lw": 1.6},
     "planning": {"color": COLOURS["kql-features"], "marker": "D", "lw": 1.6},
 }
@@ -757,14 +798,14 @@ def draw(document: records.Document) -> Any:
     for panel in panels[::2]:
         panel.set_ylabel("return", fontsize=9, color=style.INK)
     marks = [style.line(NAMES[name], ms=5, **SERIES[name]) for name in drawn]
-    marks.append(style.line("published", marker="*", ms=10, ls="none", color=style.INK))
+    marks.append(style.line("published (one run)", marker="*", ms=10, ls="none", color=style.INK))
     seeds = seeds_text(each for found in drawn.values() for each in found)
     return style.finish(figure, marks, f"interquartile mean and 95% interval, {seeds}")
 
 
 def page(document: records.Document, size: Size) -> str:
     """All tables in Markdown, as docs/opponents.md has them."""
-    parts = (readme_table, others_table, seconds_table, noise_table)
+    parts = (readme_table, others_table, planners_table, seconds_table, noise_table)
     return "\n\n".join([*(part(document) for part in parts), search_table(document, size)])
 
 
@@ -775,6 +816,9 @@ def main(argv: list[str] | None = None) -> records.Document:
     parser.add_argument(
         "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all"
     )
+    parser.add_argument(
+        "--task", action="append", help="repeatable; the paper's and FrozenLake-v1 by default"
+    )
     parser.add_argument("--page", action="store_true", help="run nothing; tables and figure")
     parser.add_argument("--smoke", action="store_true", help="next to nothing, to see that it runs")
     parser.add_argument(
@@ -784,7 +828,8 @@ def main(argv: list[str] | None = None) -> records.Document:
     jax.config.update("jax_enable_x64", True)
     size = SMOKE if options.smoke else FULL
     path = records.prepare_directory(options.out) / "opponents.json"
-    document = run_all(size, [] if options.page else options.parts, path)
+    tasks = options.task or [*size.tasks, noise.FROZEN_LAKE]
+    document = run_all(size, [] if options.page else options.parts, tasks, path)
     print(page(document, size))
     if util.find_spec("matplotlib"):
         print(f"wrote {path} and {style.save(draw(document), path.with_suffix('.png'))}")

@@ -247,7 +247,7 @@ def test_opponents(capsys, tmp_path):
     assert all(row["is_sound"] and row["cpu_seconds"] > 0 for row in document["results"])
     printed = capsys.readouterr().out
     assert "| | Published (one run) | KQL, paper's settings | KQL, default | DQN, tuned |" in printed
-    assert "| CartPole-v0 | 200.0 | - | " in printed
+    assert "| CartPole-v0 | 200.00 | - | " in printed
     assert "after 120 steps; 1 seed from 1000 on." in printed
     assert (tmp_path / "opponents.png").stat().st_size > 1000
     # What is there is not run again, but for what was made with other settings.
