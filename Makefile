@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types notebooks docs release-check table1 recipe times bench bench-check compiled headline clean
+.PHONY: help run test lint types notebooks docs release-check table1 recipe opponents times bench bench-check compiled headline clean
 
 help:            ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 15
@@ -49,6 +49,9 @@ table1: $(READY) ## The paper's Table 1 with 30 seeds (about an hour and a half)
 
 recipe: $(READY) ## Learning in rounds: 100 seeds, fewer steps, what each part buys (three quarters of an hour; goes on where it was stopped)
 	$(BIN)/python benchmarks/recipe.py
+
+opponents: $(READY) ## The default agent against DQN and planning, and with noise (an hour; goes on where it was stopped)
+	$(BIN)/python benchmarks/opponents.py
 
 times: $(READY)  ## Seconds of training a seed, everything in one go (ten minutes; leave the machine alone)
 	$(BIN)/python -m pip install --quiet --editable '.[sb3]'

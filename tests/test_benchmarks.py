@@ -1,21 +1,30 @@
 """The benchmarks' quick modes, so that they cannot rot, and the reference they time against."""
 
+import dataclasses
 import json
+from typing import NamedTuple
 
 import agent
 import check
 import compiled
 import headline
+import jax
+import jax.numpy as jnp
 import kovi
+import noise
 import numerics
 import numpy as np
+import opponents
 import oracle
 import pytest
 import recipe
 import regret
 import scaling
 import step_time
+import tuned_dqn
 from numpy_kql import NumpyKQL
+
+import kqljax
 
 
 def test_step_time(capsys):
@@ -197,3 +206,116 @@ ENTRY %main (x: f32[4,8]) -> f32[4,8] {
     assert list(program.loops()) == [("body", 7)]
     assert [each.operation for each in program.kernels("body")] == ["copy", "fusion"]
     assert compiled.size_of("f32[4,8]{1,0}") == 128 and program.moved() == 3 * 128 + 4 + 128 + 128
+
+
+OPPONENTS = ("search", "tuned", "planning", "default")
+
+
+def test_opponents(capsys, tmp_path):
+    document = opponents.main(["--smoke", "--parts", *OPPONENTS, "--out", str(tmp_path)])
+    found = {(row["part"], row["algorithm"]) for row in document["results"]}
+    assert found == {("search", "candidate 0"), *(("curve", name) for name in OPPONENTS[1:])}
+    assert all(row["is_sound"] and row["cpu_seconds"] > 0 for row in document["results"])
+    printed = capsys.readouterr().out
+    assert (
+        "| | Published (one run) | KQL, paper's settings | KQL, default | DQN, tuned |" in printed
+    )
+    assert "| CartPole-v0 | 200.00 | - | " in printed
+    assert "after 120 steps; 1 seed from 1000 on." in printed
+    assert (tmp_path / "opponents.png").stat().st_size > 1000
+    # What is there is not run again, but for what was made with other settings.
+    path = tmp_path / "opponents.json"
+    document["made_with"]["planning"]["settings"]["CartPole-v0"] = "Planner(gamma=0.5)"
+    path.write_text(json.dumps(document))
+    again = opponents.main(["--smoke", "--page", "--out", str(tmp_path)])
+    assert again["results"] == [
+        row for row in document["results"] if row["algorithm"] != "planning"
+    ]
+
+
+@pytest.mark.skipif(not opponents.has_sb3(), reason="stable-baselines3 is not installed")
+def test_opponents_of_stable_baselines(tmp_path):
+    document = opponents.main(["--smoke", "--parts", "sb3", "--out", str(tmp_path)])
+    (row,) = document["results"]
+    assert (row["algorithm"], row["steps"], row["episodes"]) == ("sb3", [110, 120], [2, 2])
+    assert all(8 <= mean <= 200 for mean in row["return_mean"])
+
+
+def test_opponents_takes_the_best_of_the_search():
+    size = opponents.SMOKE._replace(
+        candidates=tuned_dqn.candidates(3), search=opponents.Search((0, 1), 2, (2,))
+    )
+    document = {"results": []}
+
+    def put(at, seed, value):
+        job = opponents.Job(opponents.SEARCH, f"{opponents.CANDIDATE}{at}", "CartPole-v0", seed)
+        document["results"].append({**job._asdict(), "return_mean": [value]})
+
+    for at, values in enumerate([(50.0, 60.0), (None, 90.0), (70.0, 20.0)]):
+        for seed, value in enumerate(values):
+            put(at, seed, value)
+    assert opponents.best(size, "CartPole-v0", document) is None
+    # A run that diverged is worth less than any other; the two that are kept get another seed.
+    left = {(job.algorithm, job.seed) for job in opponents.jobs(size, "search", document)}
+    assert {("candidate 0", 2), ("candidate 2", 2)} <= left and ("candidate 1", 2) not in left
+    put(0, 2, 10.0)
+    put(2, 2, 90.0)
+    assert opponents.best(size, "CartPole-v0", document) == 2
+
+
+def test_a_target_of_several_steps_ends_with_the_episode():
+    settings = dataclasses.replace(tuned_dqn.candidates()[0], n_steps=3, gamma=0.5)
+    terminated = jnp.array([False, False, True, False, False, False])
+    is_last = jnp.array([False, False, True, False, True, False])
+    blank = jnp.zeros((6, 1))
+    replay = tuned_dqn.Replay(
+        blank,
+        jnp.zeros(6, int),
+        jnp.arange(1.0, 7.0),
+        blank,
+        terminated,
+        is_last,
+        jnp.full(6, 80.0),
+    )
+    # Rows 0 to 2 end the task, 3 and 4 meet a time limit, 5 is the newest.
+    expected = [1 + 2 / 2 + 3 / 4, 2 + 3 / 2, 3, 4 + 5 / 2 + 80 / 4, 5 + 80 / 2, 6 + 80 / 2]
+    np.testing.assert_allclose(tuned_dqn.targets(settings, replay, 6), expected)
+    # With four rows stored, row 3 is the newest.
+    assert tuned_dqn.targets(settings, replay, 4)[3] == 4 + 80 / 2
+
+
+def test_noise():
+    plain, noisy, sticky = (noise.make_task("Pendulum-v1", kind) for kind in (None, *noise.KINDS))
+    keys = jax.random.split(jax.random.key(0), 2000)
+    obs = jax.vmap(lambda key: noisy.reset(key)[0])(keys)
+    # cos^2 + sin^2 = 1 without noise; its deviation is 2 * 0.02 in the first order.
+    assert abs(jnp.std(jnp.sum(obs[:, :2] ** 2, axis=1)) - 0.04) < 0.004
+    _, state = noisy.reset(keys[0])
+    step = noisy.step(keys[1], state, jnp.int32(2))
+    np.testing.assert_array_equal(step.obs, step.next_obs)
+
+    _, state = sticky.reset(keys[0])
+    first = sticky.step(keys[0], state, jnp.int32(0)).env_state
+    assert first.last == -2.0 and first.has_last
+    repeats = jax.vmap(lambda key: sticky.step(key, first, jnp.int32(2)).env_state.last == -2.0)(
+        keys
+    )
+    assert abs(jnp.mean(repeats) - noise.STICKINESS) < 0.03
+    _, state = plain.reset(keys[0])
+    assert not hasattr(state, "last")
+
+
+def test_slippery_frozen_lake():
+    task = noise.make_task(noise.FROZEN_LAKE)
+    # The optimal policy reaches the goal in 74% of the episodes of at most 100 steps.
+    best = jnp.array([0, 3, 3, 3, 0, 0, 0, 0, 3, 1, 0, 0, 0, 2, 1, 0], jnp.int32)
+
+    class Best(NamedTuple):
+        def begin(self, key):
+            return ()
+
+        def act(self, key, memory, obs):
+            return best[jnp.argmax(obs, axis=1)], memory
+
+    returns = kqljax.evaluate(jax.random.key(0), task, Best(), 2000)
+    assert abs(returns.mean() - 0.74) < 0.04
