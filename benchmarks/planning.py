@@ -156,8 +156,8 @@ def fit_model(planner: Planner, data: rounds.Transitions, scale: Array) -> Model
     near = regression.ridge_on_features(features, planner.ridge)
     far = regression.ridge_on_features(features, planner.ends_ridge)
     weights = [
-        regression.solve_factored(near.lower, projected[:, :-1]),
-        regression.solve_factored(far.lower, projected[:, -1:]),
+        near.inverse.T @ (near.inverse @ projected[:, :-1]),
+        far.inverse.T @ (far.inverse @ projected[:, -1:]),
     ]
     return Model(
         obs=data.obs[found.pivot],
@@ -179,8 +179,7 @@ def fit_known(planner: Planner, data: rounds.Transitions, scale: Array) -> Known
 
     most = planner.centres // 2
     found, features = centres(between, data.count, data.capacity, most, 1.0)
-    lower = regression.ridge_on_features(features, planner.known_ridge).lower
-    inverse = regression.solve_lower(lower, jnp.eye(most))
+    inverse = regression.ridge_on_features(features, planner.known_ridge).inverse
     return Known(
         data.obs[found.pivot], data.action[found.pivot], found.is_used, found.lower, inverse, scale
     )

@@ -436,7 +436,7 @@ def test_init_arguments():
         (
             config(),
             config(kernel=kqljax.Matern32()),
-            "stores 2 terms a pair, the kernel RBF has 1: another kernel made it",
+            "stores 2 terms a pair, the kernel RBF has 1: the state was made with",
         ),
         (
             config(lam=0.5),
